@@ -22,7 +22,7 @@ NEEDS_VLLM := $(if $(VLLM_TEST_PYTHON),,vllm)
 ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
 ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
 
-.PHONY: install constraints sglang vllm view-assets browser demo demo-tools real test test-smoke test-readers test-backends lint types size docs oracle benchmarks clean
+.PHONY: install constraints sglang vllm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
 install: .venv/.installed
 sglang vllm: %: .venv-%/.installed
 view-assets: $(PAGE)/built/main.js
@@ -39,14 +39,18 @@ view-assets: $(PAGE)/built/main.js
 	touch $@
 
 # About 3 GB and a few minutes each.
-.venv-sglang/.installed .venv-vllm/.installed: .venv-%/.installed: plugins/engines/%/pyproject.toml constraints-%.txt
+.venv-sglang/.installed .venv-vllm/.installed: .venv-%/.installed: plugins/engines/pyproject.toml constraints-%.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv --upgrade-deps .venv-$*
-	.venv-$*/bin/python $(PIP) $(if $(CONSTRAINTS),-c constraints-$*.txt) --group plugins/engines/$*/pyproject.toml:cpu
-	.venv-$*/bin/python $(PIP) --no-deps --group plugins/engines/$*/pyproject.toml:cpu-no-deps
+	.venv-$*/bin/python $(PIP) $(if $(CONSTRAINTS),-c constraints-$*.txt) --group plugins/engines/pyproject.toml:$*-cpu
+	.venv-$*/bin/python $(PIP) --no-deps --group plugins/engines/pyproject.toml:$*-cpu-no-deps
 	touch $@
 
 $(READERS)/.installed: .venv/.installed
 	$(BIN)/python $(PIP) --no-deps --upgrade --target $(READERS) --group readers
+	touch $@
+
+.venv/.site: .venv/.installed
+	$(BIN)/python $(PIP) $(CONSTRAINTS:%=-c %) --group docs
 	touch $@
 
 constraints:
@@ -61,6 +65,12 @@ $(PAGE)/built/main.js: plugins/runs/package-lock.json $(wildcard $(PAGE)/page/*)
 
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+
+# Every page of a run at 390 and 1280 px, in light and dark, with the findings of axe-core.
+screenshots: export SLIME_TEST_BROWSER := required
+screenshots: install view-assets browser
+	mkdir -p outputs/screenshots
+	SLIME_TEST_VIEW_RUN=$(or $(RUN),outputs/demo) SLIME_TEST_SCREENSHOTS=$(CURDIR)/outputs/screenshots $(PYTEST) -k every_page tests/browser $(ARGS)
 
 demo: demo.yaml
 demo-tools: tools.yaml
@@ -102,6 +112,8 @@ docs: install
 	$(BIN)/python scripts/generate_docs.py
 	$(BIN)/python scripts/generate_models.py --check
 	$(PYTEST) -q tests/docs/test_pages.py tests/docs/test_promised_forms.py tests/unit/plugins/test_docs.py
+site: .venv/.site
+	$(BIN)/python scripts/build_site.py $(ARGS)
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 benchmarks: export BENCH_TABLE := benchmarks/table$(if $(DEVICE),-$(DEVICE)).md
@@ -109,4 +121,4 @@ benchmarks: install
 	rm -f $(BENCH_TABLE)
 	set -e; while read -r words; do echo "== $$words"; $(BIN)/python benchmarks/$$words $(ARGS) < /dev/null; done < $(BENCH_TABLE:benchmarks/table%.md=benchmarks/summary%.txt)
 clean:
-	rm -rf .venv .venv-sglang .venv-vllm $(READERS) outputs docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sglang .venv-vllm $(READERS) outputs build docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -77,10 +77,24 @@ def step_flops(hf: Mapping[str, Any], lengths: Sequence[int]) -> int:
     return 3 * sum(shape.forward_flops(length) for length in lengths)
 
 
-def decode_flops(hf: Mapping[str, Any], prompts: Sequence[int], outputs: Sequence[int]) -> int:
-    """Return the FLOPs of generating `outputs` tokens after prompts of `prompts` tokens, every token once."""
+def decode_flops(hf: Mapping[str, Any], prompts: Sequence[Sequence[int]], outputs: Sequence[int]) -> int:
+    """Return the least FLOPs of generating `outputs` tokens after prompts of these ids.
+
+    Equal prompts are computed once. The last layer needs only keys and values of a prompt but for its last token, only
+    tokens that predict one pass the output layer, and the last output is not computed further.
+    """
     shape = shape_of(hf)
-    return sum(shape.forward_flops(prompt + output) for prompt, output in zip(prompts, outputs, strict=True))
+    query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    token = 2 * shape.hidden_size * (2 * query + 2 * key_value + 3 * shape.intermediate_size)
+    head, pair = 2 * shape.hidden_size * shape.vocab_size, 4 * query
+    total = 0
+    for length in map(len, {tuple(prompt) for prompt in prompts}):
+        total += (shape.num_layers - 1) * (length * token + pair * length * (length + 1) // 2)
+        total += (length - 1) * 4 * shape.hidden_size * key_value + token + pair * length + head
+    for length, output in zip(map(len, prompts), outputs, strict=True):
+        seen = sum(range(length + 1, length + output))
+        total += (output - 1) * (shape.num_layers * token + head) + shape.num_layers * pair * seen
+    return total
 
 
 def matmul_flops_per_second(device: str, dtype: torch.dtype, *, seconds: float = 1.0) -> float:

@@ -27,12 +27,19 @@ CLIP_LOW, CLIP_HIGH = 0.8, 1.28
 
 
 class Surrogate:
-    """GRPO's loss of one step, independent of the side that computes the log-probs."""
+    """GRPO's loss of one step, independent of the side that computes the log-probs.
 
-    def __init__(self, samples: list[tuple[list[int], int]], device: str) -> None:
-        self.samples, self._device = samples, device
+    Args:
+        samples: (tokens, response length) of all ranks.
+        device: Device of the log-probs.
+        rank: Data-parallel rank, which has every `ranks`-th of the samples.
+        ranks: Number of data-parallel ranks.
+    """
+
+    def __init__(self, samples: list[tuple[list[int], int]], device: str, rank: int, ranks: int) -> None:
+        self.samples, self._device = samples[rank::ranks], device
         generator = torch.Generator().manual_seed(0)
-        self._advantages = torch.randn(len(samples), generator=generator).tolist()
+        self._advantages = torch.randn(len(samples), generator=generator).tolist()[rank::ranks]
         self._tokens = sum(response for _, response in samples)
         self._old: dict[int, torch.Tensor] = {}
 
@@ -50,23 +57,28 @@ class Surrogate:
 
 
 def slime_trainer(job: dict[str, Any]) -> Any:
-    """Return the embedded trainer or Megatron's, as named by `job["trainer"]`."""
+    """Return the trainer that `job["trainer"]` names."""
     layout = {"tensor_model_parallel_size": job["tensor"], "pipeline_model_parallel_size": job["pipeline"]}
     args = Args(
-        hf_checkpoint=job["model"], device=job["device"], dtype=job["dtype"], distributed_timeout_minutes=5, **SETTINGS
-    )
+        hf_checkpoint=job["model"], device=job["device"], dtype=job["dtype"], distributed_timeout_minutes=5,
+        model_impl=job["impl"], **SETTINGS,
+    )  # fmt: skip
     if job["trainer"] == "embedded":
         from slime_embedded.trainer.trainer import EmbeddedTrainer
 
         return EmbeddedTrainer(args)
+    if job["trainer"] == "fsdp":
+        from slime_embedded.fsdp.trainer import FsdpTrainer
+
+        return FsdpTrainer(args)
     from slime_trainer_megatron.trainer import MegatronTrainer
 
     return MegatronTrainer(args.model_copy(update={k: v for k, v in layout.items() if v > 1}))
 
 
-def slime_step(trainer: Any, samples: list[tuple[list[int], int]], loss_fn: Surrogate) -> Callable[[], Metrics]:
-    batch = train_batch(samples)
-    return lambda: dict(trainer.train_step(batch, micro_batches(len(samples)), loss_fn).metrics)
+def slime_step(trainer: Any, loss_fn: Surrogate) -> Callable[[], Metrics]:
+    batch, micro = train_batch(loss_fn.samples), micro_batches(len(loss_fn.samples))
+    return lambda: dict(trainer.train_step(batch, micro, loss_fn).metrics)
 
 
 def plain_step(job: dict[str, Any], samples: list[tuple[list[int], int]], loss_fn: Surrogate) -> Callable[[], Metrics]:
@@ -133,11 +145,12 @@ class StepRank:
         _import(job)
         before = resident(cuda)
         samples = make_samples(job["samples"], job["vocab"])
-        loss_fn = Surrogate(samples, self._device)
+        ranks = job["data"]
+        loss_fn = Surrogate(samples, self._device, job["rank"] % ranks, ranks)
         if job["trainer"] == "plain":
             self._step = plain_step(job, samples, loss_fn)
         else:
-            self._step = slime_step(slime_trainer(job), samples, loss_fn)
+            self._step = slime_step(slime_trainer(job), loss_fn)
         self._peak, self._before = 0.0, before
 
     def step(self) -> dict[str, Any]:
@@ -191,7 +204,7 @@ def _import(job: dict[str, Any]) -> None:
     """Import the modules that the side needs, so that the measured memory does not include imports."""
     if job["trainer"] == "plain":
         import transformers.models.qwen3.modeling_qwen3  # noqa: F401
-    elif job["trainer"] == "embedded":
+    elif job["trainer"] in ("embedded", "fsdp"):
         pass
     else:
         import megatron.core.models.gpt

@@ -6,9 +6,10 @@ Two workloads. "equal": every sequence has the same prompt length and produces t
 groups of 8 samples of one prompt with log-normal output lengths; transformers generates the whole batch until the
 longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs. The sides
 alternate, so that a busy machine affects both; `--clock cpu` counts processor seconds instead of wall time. The script
-prints ratios; absolute numbers depend on the machine. "mfu" is model FLOP utilisation: the model's FLOPs for these
-tokens, divided by the time and by the speed of one large matrix product (or `--peak-tflops`). Peak memory is the GPU's,
-or that of this process, which runs both sides. For a GPU:
+prints ratios; absolute numbers depend on the machine. "mfu" is model FLOP utilisation: the FLOPs that these tokens
+cannot do without, divided by the time and by the speed of one large matrix product (or `--peak-tflops`). Peak memory is
+the GPU's, or that of this process, which runs both sides. `--impl transformers` measures the engine over the class of
+transformers. For a GPU:
 
     python benchmarks/engine.py --device cuda --dtypes bfloat16 --sizes 0.6B --concurrency 1 64 256 --tokens 256
 """
@@ -29,10 +30,10 @@ import torch
 import transformers
 from _harness import Parser, ratio
 from _measure import PeakMemory, decode_flops, matmul_flops_per_second
-from slime_embedded.engine.core import CoreOptions, EngineCore
+from slime_embedded.engine.core import EngineCore
+from slime_embedded.engine.loading import load_core
 
-from slime_core.models.config import load_model_config
-from slime_core.models.hf_io import read_weights
+from slime_core.config import Args
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # size -> hidden, layers, heads, key/value heads, head_dim, intermediate
@@ -76,11 +77,9 @@ def build(size: str, directory: Path, context: int) -> int:
     return model.num_parameters()
 
 
-def make_core(directory: Path, dtype: str, device: str) -> EngineCore:
-    return EngineCore(
-        load_model_config(directory), read_weights(directory), device=device, dtype=DTYPES[dtype],
-        options=CoreOptions(max_running=256),
-    )  # fmt: skip
+def make_core(directory: Path, dtype: str, options: argparse.Namespace) -> EngineCore:
+    args = Args(hf_checkpoint=str(directory), dtype=dtype, device=options.device, model_impl=options.impl)
+    return load_core(args)
 
 
 def run_ours(core: EngineCore, prompts: list[list[int]], lengths: list[int]) -> None:
@@ -142,7 +141,7 @@ def bench(options: argparse.Namespace) -> list[Row]:
                 params = build(size, directory, max(2048, options.prompt + options.tokens))
                 print(f"# {size}: {params:,} parameters", flush=True)
             for dtype in options.dtypes:
-                core = make_core(directory, dtype, options.device)
+                core = make_core(directory, dtype, options)
                 model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[dtype])
                 model = model.eval().to(options.device)
                 for n in options.concurrency:
@@ -174,7 +173,7 @@ def measure(
         options,
     )
     total = sum(lengths)
-    flops = decode_flops(model.config.to_dict(), [len(prompt) for prompt in prompts], lengths)
+    flops = decode_flops(model.config.to_dict(), prompts, lengths)
     peak = peak_flops(dtype, options)
     row = Row(workload, size, dtype, n, total / ours, total / hf, flops / ours / peak, mib)
     what = f"tokens, {workload} {Path(size).name} {dtype} x{n}, prompts of {options.prompt}: transformers / engine"
@@ -232,6 +231,7 @@ def main() -> None:
         help="cpu: seconds of processor time, steadier on a machine that others use too (with one thread, on CPU)",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--impl", default="auto", choices=("auto", "transformers"), help="as --model-impl")
     parser.add_argument("--peak-tflops", type=float, help="of the device, for mfu; without, a matrix product's")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

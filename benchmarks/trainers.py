@@ -1,12 +1,14 @@
-"""The Megatron trainer, the embedded trainer and plain transformers: one optimizer step, and the export of weights.
+"""The trainers and plain transformers: one optimizer step, and the export of weights.
 
-First part: tokens per second, tokens per second of processor time and peak memory of one GRPO step (forward, backward,
-clipping, AdamW) on the same weights and the same micro-batches of 8 samples, all in one run. "hf" is transformers
-alone: each micro-batch padded to its longest sample, or one sequence at a time. Second part: the export of weights to
+First part: tokens per second, tokens per second of processor time and peak memory (of all ranks) of one GRPO step
+(forward, backward, clipping, AdamW) on the same weights and samples in micro-batches of 8, all in one run. "hf" is
+transformers alone: each micro-batch padded to its longest sample, or one sequence at a time. "transformers" after a
+trainer's name is `--model-impl transformers`. Second part: the export of weights to
 engines (`named_weights`: Megatron's names and shards -> HF's tensors, copied into buckets of shared memory as with
 `--update-weight-transport tensor`), in seconds per GB, compared with a copy of the same bytes.
 
     python benchmarks/trainers.py [--sizes 1M 10M] [--rounds 5] [--threads 1] [--quick]
+    python benchmarks/trainers.py --sizes 135M --sides embedded "fsdp, 2 ranks" --export-size none
     python benchmarks/trainers.py --device cuda --dtype bfloat16 --sizes 0.6B --samples 64 --export-size 0.6B
 
 Every side is a process, or one process per rank. The sides alternate step by step, so that a busy machine affects all
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import select
 import statistics
@@ -35,6 +38,7 @@ SIZES: dict[str, tuple[int, int, int, int, int, int, int]] = {
     "1M": (128, 384, 4, 4, 2, 32, 2048),
     "10M": (384, 1024, 5, 6, 2, 64, 6144),
     "90M": (768, 2304, 12, 12, 4, 64, 8192),
+    "135M": (576, 1536, 30, 9, 3, 64, 49_152),
     "0.6B": (1024, 3072, 28, 16, 8, 128, 151_936),
     "1.7B": (2048, 6144, 28, 16, 8, 128, 151_936),
 }
@@ -46,12 +50,18 @@ PLAIN = {
 }
 SLIME = {
     "embedded": {"trainer": "embedded"},
+    "embedded, transformers": {"trainer": "embedded", "impl": "transformers"},
+    "fsdp, 1 rank": {"trainer": "fsdp"},
+    "fsdp, 2 ranks": {"trainer": "fsdp", "data": 2},
+    "fsdp, 2 ranks, transformers": {"trainer": "fsdp", "data": 2, "impl": "transformers"},
     "megatron, 1 rank": {"trainer": "megatron"},
     "megatron, TP2": {"trainer": "megatron", "tensor": 2},
     "megatron, PP2": {"trainer": "megatron", "pipeline": 2},
 }
-STEP_SIDES = [*PLAIN, "embedded", "megatron, 1 rank", "megatron, TP2"]
+STEP_SIDES = [*PLAIN, *(name for name in SLIME if "PP2" not in name)]
+EXPORT_SIDES = [name for name in SLIME if "transformers" not in name]
 SIDES: dict[str, dict[str, Any]] = {**PLAIN, **SLIME}
+ONE = {"tensor": 1, "pipeline": 1, "data": 1}
 STEP_HEADER = (
     "side", "tokens/s", "spread", "tokens/cpu-s", "spread", "to best hf", "utilisation", "peak MiB", "above imports",
 )  # fmt: skip
@@ -93,8 +103,8 @@ class Side:
         from torch.distributed import TCPStore
 
         self.name = name
-        job = {"tensor": 1, "pipeline": 1, "trainer": "plain", "single": False, **job, **SIDES[name]}
-        ranks = job["tensor"] * job["pipeline"]
+        job = {**ONE, "trainer": "plain", "impl": "auto", "single": False, **job, **SIDES[name]}
+        ranks = job["tensor"] * job["pipeline"] * job["data"]
         # As under torchrun, whose agent holds the store, so that no rank needs a free port.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._ranks = [self._start(job, rank, ranks) for rank in range(ranks)]
@@ -255,7 +265,7 @@ def fitting(names: list[str], device: str) -> list[str]:
 
     if not device.startswith("cuda"):
         return names
-    needs = {name: SIDES[name].get("tensor", 1) * SIDES[name].get("pipeline", 1) for name in names}
+    needs = {name: math.prod(SIDES[name].get(axis, 1) for axis in ONE) for name in names}
     for name, ranks in needs.items():
         if ranks > torch.cuda.device_count():
             print(f"left out: {name}: {ranks} ranks, {torch.cuda.device_count()} GPU(s)")
@@ -284,7 +294,7 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.set_num_threads(options.threads)
     step_names = fitting([n for n in STEP_SIDES if not options.sides or n in options.sides], options.device)
-    export_names = fitting([n for n in SLIME if not options.sides or n in options.sides], options.device)
+    export_names = fitting([n for n in EXPORT_SIDES if not options.sides or n in options.sides], options.device)
     with tempfile.TemporaryDirectory() as made:
         for size in options.sizes if step_names else ():
             steps(options, size, step_names, Path(made) / size)

@@ -273,6 +273,7 @@ CASES = (
     _training("ranks", "--num-rollout 3 --eval-interval 9 --actor-num-gpus-per-node 2"),
     _training("one-step", "--num-rollout 4 --eval-interval 9 --async --use-tis"),
     _training("tools", "--num-rollout 3 --eval-interval 9", template="tools"),
+    _training("adapters", "--num-rollout 3 --eval-interval 9 --lora-rank 8 --lr 1e-3", quick=False),
     _training(
         "megatron",
         "--num-rollout 3 --eval-interval 9 --train-backend megatron --tensor-model-parallel-size 2",

@@ -45,6 +45,7 @@ dependencies = {dependencies}
 {entry_points}
 [tool.hatch.build]
 artifacts = {artifacts}
+exclude = {exclude}
 
 [tool.hatch.build.targets.wheel]
 packages = {packages}
@@ -82,14 +83,18 @@ class Folders:
         third = sorted(text for text in required if not text.startswith("slime-"))
         builds = {folder: facts["tool"]["hatch"]["build"] for folder, facts in self.bundled.items()}
         packages = [f"{f}/{path}" for f, build in builds.items() for path in build["targets"]["wheel"]["packages"]]
-        artifacts = [f"{f}/{path}" for f, build in builds.items() for path in build.get("artifacts", ())]
+        named = {
+            key: [f"{f}/{path}" for f, build in builds.items() for path in build.get(key, ())]
+            for key in ("artifacts", "exclude")
+        }
         return BUNDLE.format(
             version=version,
             dependencies=_array([f"slime-rl-core=={version}", *alone, *third]),
             extras="".join(f"{name} = {json.dumps(wanted)}\n" for name, wanted in self._extras()),
             entry_points="".join(_table(group, entries) for group, entries in self._entry_points()),
             packages=_array(packages),
-            artifacts=_array(artifacts),
+            artifacts=_array(named["artifacts"]),
+            exclude=_array(named["exclude"]),
             folders=_array(list(self.bundled)),
         )
 

@@ -73,7 +73,7 @@ class MadeRun:
         return self.path
 
     def _metrics(self, step: int) -> bytes:
-        values = {name: self._rng.random() for name in _METRICS}
+        values = {name: self._rng.random() for name in _METRICS} | {"rollout/raw_reward_stderr": 0.125}
         if step % max(1, self.rollouts // max(1, self.evaluations - 1)) == 0:
             values["eval/held"] = self._rng.random()
         return orjson.dumps({"step": step, **values}) + b"\n"

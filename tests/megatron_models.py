@@ -80,7 +80,7 @@ def chunks_of(
     from megatron.core.models.gpt import GPTModel
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
     from slime_trainer_megatron.cpu_mode import on_device
-    from slime_trainer_megatron.model.critic_head import ValueHead
+    from slime_trainer_megatron.model.build import ValueHead
     from slime_trainer_megatron.model.specs import block_spec
 
     architecture = model.architecture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,6 +93,17 @@ class ToyTrainer:
         frozen = {"ref": self.reference, "teacher": self.teacher, "old_actor": self.old_actor}
         weight = self.weight if role == "actor" else frozen[role]
         return self._over(weight, batch, micro_batches, "log_probs")
+
+    def over_logits(
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], read: Callable[..., Any], *, role: str
+    ) -> list[list[torch.Tensor]]:
+        self.calls.append(f"over_logits {role}")
+        weight = (self.weight if role == "actor" else self.teacher).detach()
+        found = []
+        for p in range(len(batch)):
+            rows, targets = self._rows(batch, [p])
+            found.append(read(weight.T[torch.tensor(batch.tokens[p])][rows], targets))
+        return [list(column) for column in zip(*found)]
 
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]

@@ -28,7 +28,7 @@ from slime_core.config.settings import Entry, Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
-from slime_core.distributions import BUNDLE, AllowList, entry_points, installed
+from slime_core.distributions import BUNDLE, AllowList, entry_points, installed, provided
 from slime_core.errors import ConfigError, did_you_mean
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
@@ -132,10 +132,27 @@ def load_settings(
         custom=tuple(layered.custom),
         files=files,
     )
-    _choose_backends(settings, layered.foreign, foreign)
+    _settle(settings, layered.foreign, foreign, fetch)
+    return settings
+
+
+def _settle(settings: Settings, given: Mapping[str, Entry], foreign: Sequence[ForeignFlags], fetch: bool) -> None:
+    """Choose backends, derive settings by rules and check them against each other; log the warnings.
+
+    Args:
+        settings: Typed settings.
+        given: Other programs' flags, by attribute.
+        foreign: The possible owners of those flags.
+        fetch: If False, leave names of remote models and data sets as they are.
+
+    Raises:
+        ConfigError: A setting is unsupported or contradicts another.
+    """
+    args = settings.args
+    _choose_backends(settings, given, foreign)
     args.answer_for_absent(Defaults(tuple(o.default_of for o in foreign if o.default_of is not None)))
-    settings.warnings += check_support(args, origins)
-    theirs = by_owner(foreign, layered.foreign)
+    settings.warnings += check_support(args, settings.origins)
+    theirs = by_owner(foreign, given)
     _settle_foreign(settings, theirs)
     if fetch:
         _fetch(settings, checked=False)
@@ -144,12 +161,9 @@ def load_settings(
         _fetch(settings, checked=True)
     settings.warnings += [w for owner, own in theirs if owner.check is not None for w in owner.check(args, own)]
     if args.megatron_config_path and not settings.is_absent("megatron_config_path"):
-        from slime_core.config.role_settings import settle_role_settings
-
-        settings.warnings += settle_role_settings(args, foreign)
+        settings.warnings += provided("slime.api", "settle_role_settings")(args, foreign)
     for warning in settings.warnings:
         logger.warning("%s", warning)
-    return settings
 
 
 def _choose_backends(settings: Settings, given: Mapping[str, Entry], owners: Sequence[ForeignFlags]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from slime_core.distributions import provided
 from slime_core.protocols import Args, LauncherTraits
 from slime_core.waits import waiting
 
@@ -45,8 +46,6 @@ def run(settings: Settings) -> dict[str, Any]:
     if ranks.is_leader():
         lock.finish_replacing(settings.args)
     if settings.args.debug_rollout_only:
-        launchers.warn_inline_only(settings, settings.cite("debug_rollout_only"))
-        from slime_core.launch import inline
-
-        return inline.train_without_training(settings)
+        summary: dict[str, Any] = provided("slime.api", "train_without_training")(settings)
+        return summary
     return launcher.train(settings)

@@ -206,8 +206,8 @@ def check_component_settings(settings: Settings, parts: Components) -> None:
     _check_installed(settings, chosen)
     warn_unsupported(settings, parts)
     _settle_weight_files(settings, parts.weight_transport)
-    for each in chosen.values():
-        check = getattr(each.part, "check_settings", None)
+    for part in (*(each.part for each in chosen.values()), parts.loss):
+        check = getattr(part, "check_settings", None)
         for warning in check(settings) if check is not None else ():
             logger.warning("%s", warning)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,22 +16,17 @@ from typing import Any
 
 import torch
 
-from slime_core.checkpoint.run_dir import cut_after, run_dir_of
 from slime_core.config import Settings
 from slime_core.config.schema import Given
 from slime_core.errors import ConfigError
 from slime_core.launch import drain
-from slime_core.launch.drive import RunParts, begin_run_dir, build_learner, build_weights, drive, rollouts_of, run_hooks
-from slime_core.launch.journal import Journal
-from slime_core.launch.lock import open_run_dir, sole_writer
+from slime_core.launch.drive import RunParts, begin_run_dir, build_learner, build_weights, drive, rollouts_of
+from slime_core.launch.lock import sole_writer
 from slime_core.launch.prepare import Prepared, prepare, run_preflight
 from slime_core.launch.ranks import is_leader, is_rank, num_processes, report, rollouts_told, start_ranks
 from slime_core.launch.resume import commit_to_resume, named_commit
 from slime_core.launch.roles import Follower, Leader, LedTrainers, Trainers
-from slime_core.loop import is_due
-from slime_core.models.hf_io import copy_assets
 from slime_core.rollout.stage import RolloutStage
-from slime_core.sample import Group
 from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
 
@@ -115,69 +109,3 @@ def _follow(run: Prepared, trainers: Trainers) -> dict[str, Any]:
     with drain.outliving():
         Follower(trainers, build_learner(run, trainers), FollowingWeights(run.args, trainers.actor)).run()
     return {}
-
-
-Take = Callable[[RolloutStage, int, list[Group], dict[str, float]], None]
-"""(stage, rollout_id, groups, metrics): what to do with one finished rollout."""
-
-
-def generate(run: Prepared, take: Take, before: Callable[[RolloutStage], None] | None = None) -> None:
-    """Do `--num-rollout` rollouts from `--start-rollout-id` on.
-
-    Args:
-        run: Settings and components; the engine starts here and is stopped on every way out.
-        take: Called after each rollout.
-        before: Called once the engine serves.
-    """
-    args = run.args
-    stage = run.rollout_stage()
-    stage.ledger.recording = False  # no commit will ask what became of the groups
-    try:
-        span = _span(run, stage)
-        stage.start()
-        if args.dump_details:
-            copy_assets(args.hf_checkpoint, Path(args.dump_details) / "tokenizer")
-        if before is not None:
-            before(stage)
-        for rollout_id in range(*span):
-            take(stage, rollout_id, *stage.generate_groups(rollout_id))
-    finally:
-        stage.stop()
-
-
-def _span(run: Prepared, stage: RolloutStage) -> tuple[int, int]:
-    """Return the first rollout and the end: `--num-rollout` many for `slime rollout`, else up to that number."""
-    args = run.args
-    first = args.start_rollout_id or 0
-    if args.num_rollout is None:
-        args.num_rollout = rollouts_of(args, stage.parts.data_source)
-    return first, first + args.num_rollout if run.settings.command == "rollout" else args.num_rollout
-
-
-def train_without_training(settings: Settings) -> dict[str, Any]:
-    """Generate, score, log and save samples for `slime train --debug-rollout-only`; return the summary of the run.
-
-    No trainer is built and no checkpoint written. Under torchrun rank 0 does it all, and the others return at once.
-    """
-    if not is_leader():
-        return {}
-    started, args = time.perf_counter(), settings.args
-    run_dir = run_dir_of(args)
-    run = prepare(settings, learn=False)
-    with sole_writer(args), published(args, "rollout"):
-        open_run_dir(args, resume=False)
-        journal = Journal(args, run_dir, run.hooks, [], dict, run.plugins, started)
-
-        def before(stage: RolloutStage) -> None:
-            if args.eval_interval and not args.skip_eval_before_train:
-                journal.log(0, stage.evaluate(0))
-
-        def take(stage: RolloutStage, rollout_id: int, groups: list[Group], metrics: dict[str, float]) -> None:
-            if is_due(args.eval_interval, rollout_id, args.num_rollout or 0):
-                metrics |= stage.evaluate(rollout_id)
-            journal.log(rollout_id + 1, metrics)
-
-        with run_hooks(run, run_dir):
-            cut_after(run_dir, args.start_rollout_id or 0)
-            generate(run, take, before)
-        return journal.finish(settings.command, args.num_rollout or 0, None)

@@ -83,16 +83,6 @@ def launcher_traits(settings: Settings) -> LauncherTraits:
     return load(INLINE if spec == AUTO else spec, settings.cite("launcher")).traits
 
 
-def warn_inline_only(settings: Settings, what: str) -> None:
-    """Warn of settings of other launchers, which `what` ignores because it does everything in this process."""
-    args = settings.args
-    asked = ["launcher"] if settings.is_given("launcher") and args.launcher not in (AUTO, INLINE) else []
-    asked += [name for name in SETTINGS if getattr(args, name)]
-    if asked:
-        shown = ", ".join(settings.cite(name) for name in asked)
-        logger.warning("%s: without effect with %s, which does everything in this process", shown, what)
-
-
 def _all() -> Mapping[str, Launcher]:
     """Return every launcher that can be loaded, by name. Logs a warning for each launcher that cannot."""
     found = {}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
@@ -34,10 +34,10 @@ from slime_core.sample.routed_experts import json_default
 from slime_core.waits import waiting
 
 if TYPE_CHECKING:
-    from slime_core.config.role_settings import Role
     from slime_core.learning.learner import Learner
     from slime_core.weights.collective import FollowingWeights
 
+Role = Literal["actor", "critic"]
 CRITIC = "critic"
 """Folder of a checkpoint in which the critic's trainer saves."""
 OF_CRITIC: Mapping[str, object] = {

@@ -23,7 +23,7 @@ from slime_core.errors import ConfigError, PluginError, TrainError, rollout_name
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.masking import masked, weighted_sum
 from slime_core.ops.ratios import clipped_value_loss, kl_estimate, ratio_from_kl, token_kl
-from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput
+from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput, Trainer
 from slime_core.sample import TrainBatch
 from slime_core.workers.call import user_code
 
@@ -42,7 +42,7 @@ class Loss(Protocol):
     the settings decide whether advantages are computed, and each instance has True or False."""
     needs_entropy: bool
     """True if the trainer must compute the entropy of every token."""
-    needs_logits: ClassVar[bool]
+    needs_logits: bool
     """True if the trainer must pass logits instead of log-probs."""
     needs_function: ClassVar[bool]
     """True if the loss needs `--custom-loss-function-path`."""
@@ -53,6 +53,18 @@ class Loss(Protocol):
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
         """Return the loss masks without the tokens that the loss will reject; `--normalize-advantages` uses them."""
 
+    def teacher_log_probs(
+        self, trainer: Trainer, batch: TrainBatch, micro_batches: list[list[int]], *, role: Literal["actor", "teacher"]
+    ) -> Column:
+        """Return log-probs of the trainer's teacher; a loss that reads more of the teacher keeps it for `bind`.
+
+        Args:
+            trainer: Trainer of the actor.
+            batch: This rank's samples, with the prompts that the teacher sees.
+            micro_batches: Positions in the batch.
+            role: Model of the trainer that is the teacher: "actor" with `--opd-type self`.
+        """
+
     def bind(self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
         """Return the loss function of one optimizer step over the rank's local `batch`."""
 
@@ -62,7 +74,7 @@ class LossBase:
 
     needs_advantages: bool | None = None
     needs_entropy: bool = False
-    needs_logits: ClassVar[bool] = False
+    needs_logits: bool = False
     needs_function: ClassVar[bool] = False
     old_policy: OldPolicy = "reused"
     ignores: ClassVar[Sequence[str]] = ()
@@ -73,6 +85,12 @@ class LossBase:
     def kept(self, batch: TrainBatch, tensors: TrainTensors, steps: Sequence[Denominators]) -> Column:
         """Return all masks unchanged; see `Loss.kept`."""
         return tensors.loss_masks
+
+    def teacher_log_probs(
+        self, trainer: Trainer, batch: TrainBatch, micro_batches: list[list[int]], *, role: Literal["actor", "teacher"]
+    ) -> Column:
+        """Return the log-probs alone; see `Loss.teacher_log_probs`."""
+        return trainer.log_probs(batch, micro_batches, role=role)
 
 
 class PolicyLoss(LossBase):

@@ -149,9 +149,13 @@ class Passes:
         if args.kl_coef or args.use_kl_loss:
             with clock.timed("ref_log_probs"):
                 tensors.ref_log_probs = self.trainer.log_probs(local, micro_batches, role="ref")
-        if args.use_opd and args.opd_teacher_load:
+        if args.use_opd and (args.opd_teacher_load or args.opd_type == "self"):
             with clock.timed("teacher_log_probs"):
-                tensors.teacher_log_probs = self.trainer.log_probs(local, micro_batches, role="teacher")
+                tensors.teacher_log_probs = self.loss.teacher_log_probs(
+                    self.trainer,
+                    *_as_the_teacher_sees(local, micro_batches),
+                    role="teacher" if args.opd_teacher_load else "actor",
+                )
         if args.use_opd and tensors.teacher_log_probs is None:
             raise TrainError(
                 f"{rollout_name(local.rollout_id)}: --use-opd --opd-type {args.opd_type}, but the samples carry no"
@@ -172,6 +176,20 @@ class Passes:
         later = local.select(range(first, len(local)))
         found = self.trainer.log_probs(later, micro_batches, role="actor")
         return [torch.zeros(0, device=self.trainer.device)] * first + found
+
+
+def _as_the_teacher_sees(local: TrainBatch, micro_batches: list[list[int]]) -> tuple[TrainBatch, list[list[int]]]:
+    """Return the samples with the teacher's prompts, token ids in `train_metadata["teacher_prompt"]`.
+
+    Prompts may be of any length, so each sample is a micro-batch of its own if any has one.
+    """
+    prompts = [(given or {}).get("teacher_prompt") for given in local.train_metadata or ()]
+    if not any(prompts):
+        return local, micro_batches
+    rows = zip(prompts, local.tokens, local.response_lengths)
+    tokens = [row if not prompt else [*prompt, *row[-length:]] for prompt, row, length in rows]
+    # Experts were recorded for other tokens.
+    return replace(local, tokens=tokens, routed_experts=None), [[p] for each in micro_batches for p in each]
 
 
 def _check_same_bits(local: TrainBatch, tensors: TrainTensors) -> None:

@@ -7,6 +7,7 @@ A model family is a plugin of kind `models`, named by HF's `model_type`: a funct
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,26 +84,26 @@ class ModelConfig:
         if activation not in ("silu", "swish"):
             raise ConfigError(f"config.json: hidden_act {activation!r} is not supported; allowed: silu")
         try:
-            heads = int(hf["num_attention_heads"])
-            hidden = int(hf["hidden_size"])
+            heads = _whole(hf["num_attention_heads"])
+            hidden = _whole(hf["hidden_size"])
             rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-            theta = float(rope.pop("rope_theta", None) or hf.get("rope_theta") or 10000.0)
+            theta = rope.pop("rope_theta", hf.get("rope_theta"))
             if rope.get("rope_type", rope.get("type", "default")) == "default":
                 rope = {}
             eos = hf.get("eos_token_id")
             made = cls(
                 model_type=str(hf["model_type"]),
-                vocab_size=int(hf["vocab_size"]),
+                vocab_size=_whole(hf["vocab_size"]),
                 hidden_size=hidden,
-                intermediate_size=int(hf["intermediate_size"]),
-                num_layers=int(hf["num_hidden_layers"]),
+                intermediate_size=_whole(hf["intermediate_size"]),
+                num_layers=_whole(hf["num_hidden_layers"]),
                 num_heads=heads,
-                num_kv_heads=int(hf.get("num_key_value_heads") or heads),
-                head_dim=int(hf.get("head_dim") or hidden // heads),
+                num_kv_heads=_whole(hf.get("num_key_value_heads") or heads),
+                head_dim=_whole(hf.get("head_dim") or hidden // heads),
                 rms_norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-                rope_theta=theta,
+                rope_theta=10000.0 if theta is None else float(theta),
                 rope_scaling=rope or None,
-                max_position_embeddings=int(hf.get("max_position_embeddings", 2048)),
+                max_position_embeddings=_whole(hf.get("max_position_embeddings", 2048)),
                 tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
                 initializer_range=float(hf.get("initializer_range", 0.02)),
                 eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),)),
@@ -113,11 +114,21 @@ class ModelConfig:
         except KeyError as error:
             raise ConfigError(f"config.json has no {error.args[0]!r}, which every decoder needs") from error
         except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-            raise ConfigError(f"config.json: a size of the model is no number, or 0: {error}") from error
+            raise ConfigError(f"config.json: a size of the model is not a whole number, or 0: {error}") from error
+        if not 0 < made.rope_theta < math.inf or not 0 <= made.rms_norm_eps < 1:
+            numbers = f"rope_theta is {made.rope_theta}, rms_norm_eps is {made.rms_norm_eps}"
+            raise ConfigError(f"config.json: {numbers}; allowed: above 0, and 0 to 1")
         for name, most in _LARGEST.items():
             if not 1 <= getattr(made, name) <= most:
                 raise ConfigError(f"config.json: {name} is {getattr(made, name)}; allowed: 1 to {most}")
         return made
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if number != value:
+        raise ValueError(f"{value!r}")
+    return number
 
 
 _LARGEST = {

@@ -20,7 +20,7 @@ class RewardInputs:
 
     rewards: list[float]
     group_indices: list[int]
-    """Prompt group of each sample; the key of group statistics."""
+    """Prompt group of each sample, of each of `--lora-adapters` apart; the key of group statistics."""
     rollout_ids: list[int]
     """Rollout id of each sample. Fan-out siblings share an id; they are one member of their group."""
     response_lengths: list[int]

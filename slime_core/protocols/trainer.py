@@ -67,6 +67,10 @@ class Trainer(Protocol):
     - `micro_batch_multiple: int` (instance, 1): a step has a multiple of that many micro-batches on every rank.
     - `weight_probes() -> Tensor` (instance, none): some of the trained weights, always the same, for the metric
       `train/update_ratio`.
+    - `over_logits(batch, micro_batches, read, *, role) -> list[list[Tensor]]` (none): for each tensor of
+      `read(logits, targets)` the list of its parts per sample, without gradient. `read` maps float32 logits [rows,
+      vocabulary], divided by the temperature, and the rows' tokens to tensors [rows, ...]; for losses that read a
+      teacher's distributions.
     - `context_parallel_size: int` (instance, 1): number of processes that share one micro-batch, so that its limit is
       that many times `--max-tokens-per-gpu`.
     - `decoder_shape(directory) -> ops.flops.DecoderShape` and `routed_layers(directory) -> models.family.

@@ -97,7 +97,7 @@ def make_batch(
     if estimator is not None:
         inputs = RewardInputs(
             rewards=list(shaped),
-            group_indices=[group_indices[i] for i in kept],
+            group_indices=_compared(args, [samples[i] for i in kept], [group_indices[i] for i in kept]),
             rollout_ids=[rollout_ids[i] for i in kept],
             response_lengths=[sum(rows[i].loss_mask) for i in kept],
             truncated=[samples[i].status == SampleStatus.TRUNCATED for i in kept],
@@ -184,6 +184,15 @@ def _group_indices(lists: Sequence[Sequence[Sample]]) -> list[int]:
         for members, default in zip(lists, defaults)
         for s in members
     ]
+
+
+def _compared(args: Args, samples: Sequence[Sample], group_indices: list[int]) -> list[int]:
+    """Return the number of the group that each sample is compared with: its prompt's, of its own adapter alone."""
+    if not args.lora_adapters:
+        return group_indices
+    keys = [(group, (s.train_metadata or {}).get("adapter")) for s, group in zip(samples, group_indices)]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
 
 
 # -- rows ------------------------------------------------------------------------------------------------

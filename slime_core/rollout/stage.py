@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.data.dumps import dump_path, newest_version, write_samples
 from slime_core.data.ledger import Ledger, RecordedSource
-from slime_core.distributions import offered
+from slime_core.distributions import offered, provided
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import AdvantageEstimator, Args, RolloutEngine
@@ -34,7 +34,6 @@ from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner, Timeline
 from slime_core.rollout.hooks import RolloutHooks
-from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.pool import RolloutContext, shape_of
 from slime_core.rollout.reward import RewardStage, number_problem
 from slime_core.sample import Group, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, SampleStatus, TrainBatch
@@ -329,7 +328,8 @@ class RolloutStage:
         extra |= getattr(self.parts.engine, "take_metrics", dict)()
         if self.parts.user.log_rollout(rollout_id, self.args, samples, extra, seconds):
             return extra
-        metrics = {**rollout_metrics(self.args, groups, self.weight_version), **extra}
+        reported = provided("slime.metrics", "reported")
+        metrics = {**reported.rollout_metrics(self.args, groups, self.weight_version), **extra}
         if metrics.get("rollout/routing_replay_fraction") == 0:
             logger.warning(
                 "%s: --use-rollout-routing-replay, but no sample says which experts the engine used; servers"
@@ -361,7 +361,7 @@ class RolloutStage:
         """Return metrics of evaluated samples; the hook `slime_log_eval` may replace them."""
         if self.parts.user.log_eval(rollout_id, self.args, data, extra):
             return extra
-        return {**eval_metrics(data), **extra}
+        return {**provided("slime.metrics", "reported").eval_metrics(data), **extra}
 
     @named("evaluation at {0}", deadline="eval_timeout", then=TIMEOUT, stop=True)
     def evaluate_samples(self, rollout_id: int) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:

@@ -141,7 +141,7 @@ def test_there_is_one_loop_and_one_follower() -> None:
         if ast.unparse(node.iter) == "range(start, args.num_rollout)"
     }
     assert over_rollouts == {"loop.py"}
-    assert _callers("is_due") == {"loop.py", "launch/inline.py"}  # which trains nothing
+    assert _callers("is_due") == {"loop.py", "slime_commands/eval/generation.py"}  # which trains nothing
     assert _callers("Follower") == {"launch/inline.py"}
 
 

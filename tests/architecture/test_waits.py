@@ -38,7 +38,7 @@ ALLOWED = {
     "slime_environments/session/child.py:_answered": "the other side kills this process at --environment-step-timeout",
     "slime_environments/session/places.py:_answered": "the session's `within` around it: --environment-step-timeout",
     "slime_environments/session/places.py:_work": _SERVES,
-    "slime_hooks/trackers/worker.py:_work": _SERVES,
+    "slime_hooks/trackers/__init__.py:_work": _SERVES,
     "slime_launcher_ray/engine_actor.py:advance": "the actor's caller counts its silence (slime_launcher_ray/wait.py)",
     "slime_launcher_ray/engine_actor.py:in_turn": "the actor's caller counts its silence (slime_launcher_ray/wait.py)",
     "slime_launcher_ray/wait.py:awaited": "is done, or its process has died",

@@ -18,7 +18,7 @@ from tests.made_run import MadeRun
 
 DO = {
     "train", "sft", "rollout", "serve", "view", "submit", "init", "convert", "pull-weights", "plugins new",
-    "plugins trace", "models args", "models import",
+    "plugins trace", "mcp", "models args", "models import",
 }  # fmt: skip
 """Commands that do something until it is done, that pass on another's output, and flags for a shell."""
 SETTINGS = {"check", "config", "plan", "engines", "eval", "rewards"}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slime_testing_contracts.families import FAMILIES
 
 from slime_core.cli import main as frame
 from slime_core.launch.prepare import prepare
@@ -33,15 +34,17 @@ def test_list_says_who_can_train_a_family(capsys: pytest.CaptureFixture[str]) ->
         "layers": 48,
         "experts": 128,
         "hub": "Qwen/Qwen3-30B-A3B",
-        "embedded": True,
+        "embedded": "slime",
+        "fsdp": "slime",
         "megatron": True,
-        "transformers": True,
     }
-    deepseek, kimi = rows["deepseek-v3"], rows["kimi-k2"]
-    assert (deepseek["embedded"], deepseek["transformers"], kimi["transformers"]) == (False, True, False)
+    assert all(row["embedded"] or row["megatron"] for row in rows.values()), "a preset that no trainer takes"
+    by_transformers = {row["family"] for row in rows.values() if row["embedded"] == "transformers"}
+    assert by_transformers <= FAMILIES.keys(), "a family that is not compared with its float64 reference"
+    assert {"qwen3_5", "qwen3_5_moe", "glm_moe_dsa", "deepseek_v3"} <= by_transformers
     text = slime(capsys, "list")
     assert text.startswith("NAME  ")
-    assert len(text.splitlines()) == 46
+    assert len(text.splitlines()) == 46 + 3
 
 
 def test_args_are_the_script(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 SLOW = {("trainers", "megatron")}
 ELSEWHERE = {
     ("losses", "custom_loss"), ("engines", "http"), ("engines", "sglang"), ("engines", "vllm"),
-    ("models", "llava"), ("models", "qwen2_vl"), ("models", "qwen2_5_vl"),
+    ("models", "llava"), ("models", "qwen2_vl"), ("models", "qwen2_5_vl"), ("models", "qwen3_vl"),
 }  # fmt: skip
 """Held by `test_policy_loss_parts.py`, `test_http_engine.py` and the conformance tests of `tests/backends`, which have
 the settings they cannot do without, or a service to talk to; the models by their tests, which give them images."""

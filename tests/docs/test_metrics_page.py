@@ -80,6 +80,7 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
     (root / "gen.py").write_text(GENERATE)
     (root / "never.py").write_text(NEVER)
     (root / "forgetful.py").write_text(FORGETFUL)
+    (root / "distil.yaml").write_text("plugins: {on_policy_distillation: {context: '{prompt} {label}'}}\n")
     runs: dict[str, dict[str, Any]] = {
         "kl": {
             "use_kl_loss": True, "kl_loss_coef": 0.01, "log_passrate": True, "offload": True,
@@ -103,6 +104,10 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
         "models": {
             "advantage_estimator": "ppo", "use_rollout_entropy": True,
             "use_opd": True, "opd_type": "local", "opd_teacher_load": tiny.root / "model",
+        },
+        "distillation": {
+            "loss_type": "distillation", "use_opd": True, "opd_type": "self", "set": "plugins.distillation.top_k=8",
+            "custom_rm_path": None, "rm_type": "on_policy_distillation", "config": root / "distil.yaml",
         },
         "plain": {
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_correct_samples": True,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,7 @@ PAGES = sorted(
         *(file for file in ROOT.glob("docs/**/*.md") if file.parent.name != "reference"),  # those are built
         *ROOT.glob("examples/**/*.md"),
         *ROOT.glob("compat/**/*.md"),
+        *ROOT.glob("skills/**/*.md"),
         ROOT / "slime_core/README.md",
         *(file for file in ROOT.glob("plugins/**/README.md") if "node_modules" not in file.parts),
         *ROOT.glob("benchmarks/README.md"),
@@ -200,6 +203,21 @@ NOT_OURS = {
     *NEWER,
 }
 """Flags of other programs, and placeholders."""
+
+
+def test_agents_md_names_targets_files_and_scripts_that_exist() -> None:
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*)(?: [a-z -]*)?:", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    typed = [word for line in re.findall(r"^make ([a-z -]+)", text, re.MULTILINE) for word in line.split()]
+    assert len(typed) >= 5
+    assert set(typed) <= targets
+    paths = re.findall(r"`([\w.]+(?:/[\w.*-]+)*/?)`", text)
+    paths = [path.replace("KIND", "rewards") for path in paths if "/" in path or path.endswith((".toml", ".txt"))]
+    assert len(paths) >= 15
+    assert [path for path in paths if not list(ROOT.glob(path)) and path != "docs/reference/"] == []
+    for module in re.findall(r"`(slime_core\.\w+)`", text):
+        done = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", done], cwd=ROOT).returncode == 0, module
 
 
 @pytest.mark.parametrize("name", ["slime_core/README.md", "docs/internals/architecture.md"])

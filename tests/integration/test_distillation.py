@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +77,10 @@ def address(teacher: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def distil(tiny: TinyRun, run_dir: Path, slime: Any, **changes: Any) -> list[dict[str, Any]]:
-    slime("train", *tiny.argv(None, **{**STUDENT, "run_dir": run_dir, **changes}))
+def distil(tiny: TinyRun, run_dir: Path, slime: Any, *chosen: str, **changes: Any) -> list[dict[str, Any]]:
+    """A run's metrics; `chosen` are options of plugins."""
+    argv = tiny.argv(None, **{**STUDENT, "run_dir": run_dir, **changes})
+    slime("train", *argv, *(part for option in chosen for part in ("--set", f"plugins.{option}")))
     return metrics(run_dir)
 
 
@@ -100,6 +104,78 @@ def test_a_local_teacher_is_learned_from(
         expected = line["rollout/log_probs"] - line["rollout/teacher_log_probs"]
         assert line["rollout/opd_reverse_kl"] == pytest.approx(expected, abs=1e-5)
         assert line["rollout/advantages"] == pytest.approx(-line["rollout/opd_reverse_kl"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_divergence_falls_and_is_the_same_from_a_server(
+    tiny: TinyRun, teacher: Path, address: str, no_reward: Path, tmp_path: Path, slime: Any
+) -> None:
+    """The likeliest 16 of 272 tokens and the sampled one: of the trainer's teacher, and of a server that rows name."""
+    loss = {"loss_type": "distillation"}
+    local = {**loss, "opd_type": "local", "opd_teacher_load": teacher, "custom_rm_path": no_reward}
+    lines = distil(tiny, tmp_path / "local", slime, "distillation.top_k=16", **local)
+    found = [line["train/divergence"] for line in lines]
+    assert found[0] > 0.1
+    assert sum(found[-2:]) / 2 < found[0] / 2
+    assert all(line["rollout/advantages"] == 0 for line in lines)
+    rows = [json.loads(line) for line in (tiny.root / "train.jsonl").read_text().splitlines()]
+    routed = [json.dumps({**row, "metadata": {"teacher": "far"}}) + "\n" for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(routed))
+    served = {**loss, "opd_type": "sglang", "rm_type": "on_policy_distillation", "num_rollout": 1}
+    options = ("distillation.top_k=16", f"on_policy_distillation.teachers={{far: {{url: '{address}'}}}}")
+    (line,) = distil(tiny, tmp_path / "server", slime, *options, prompt_data=tmp_path / "rows.jsonl", **served)
+    for name in ("train/divergence", "train/teacher_top_mass", "train/outside_top", "rollout/opd_reverse_kl"):
+        assert line[name] == pytest.approx(lines[0][name], abs=1e-4), name
+
+
+SECRETS = {letter: str((7 * i + 3) % 10) for i, letter in enumerate("abcdefghij")}
+"""What a policy has to answer to a letter; only a teacher that sees the label knows."""
+
+
+@pytest.fixture(scope="module")
+def copier(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model after it has learned to repeat a digit that it is shown, and to guess where it is shown none."""
+    root, draw = tmp_path_factory.mktemp("copier"), random.Random(0)
+    rows = []
+    for i in range(3000):
+        letter, digit = draw.choice("abcdefghij"), str(draw.randrange(10))
+        question = f"{letter} {digit}" if i % 2 else letter
+        rows.append({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": digit}]})
+    (root / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--rollout-batch-size", 100, "--num-epoch", 2, "--lr", "3e-3", "--num-threads", 1, "--no-preflight"]
+    paths = ["--hf-checkpoint", tiny.root / "model", "--prompt-data", root / "sft.jsonl", "--save", root / "run"]
+    slime("sft", *map(str, [*flags, *paths, "--save-interval", 1000]))
+    return root / "run"
+
+
+@pytest.mark.slow
+def test_a_self_that_sees_the_answer_teaches_it(tiny: TinyRun, copier: Path, tmp_path: Path, slime: Any) -> None:
+    """OPSD: no reward reaches the advantages; the policy learns what its first weights repeat from the prompt."""
+    rows = [json.dumps({"input": letter, "label": digit}) + "\n" for letter, digit in SECRETS.items()]
+    (tmp_path / "letters.jsonl").write_text("".join(rows))
+    (tmp_path / "right.py").write_text(
+        "def reward(args, sample, **kwargs):\n    return float(sample.response.startswith(sample.label))\n"
+    )
+    (tmp_path / "none.py").write_text(
+        "def post(args, samples):\n    return [s.reward for s in samples], [0.0] * len(samples)\n"
+    )
+    flags = {
+        "hf_checkpoint": copier / "checkpoints" / "rollout_0000059", "prompt_data": tmp_path / "letters.jsonl",
+        "lr": "2e-3", "rollout_batch_size": 10, "n_samples_per_prompt": 4, "num_rollout": 12,
+        "rollout_max_response_len": 2, "opd_type": "local", "opd_teacher_load": copier, "loss_type": "distillation",
+        "rm_type": "on_policy_distillation", "custom_reward_post_process_path": tmp_path / "none.py",
+    }  # fmt: skip
+    options = (
+        "distillation.top_k=16", "on_policy_distillation.context='{prompt} {label}'",
+        f"on_policy_distillation.reward={tmp_path / 'right.py'}",
+    )  # fmt: skip
+    lines = distil(tiny, tmp_path / "run", slime, *options, **flags)
+    assert all(line["rollout/advantages"] == 0 for line in lines)
+    assert all(line["rollout/teacher_context"] == 1 for line in lines)
+    right = [line["rollout/raw_reward"] for line in lines]
+    assert sum(right[:3]) / 3 < 0.2, "one of ten digits by chance"
+    assert sum(right[-3:]) / 3 > 0.35
+    assert lines[-1]["train/divergence"] < lines[0]["train/divergence"]
 
 
 @pytest.mark.slow

@@ -69,6 +69,24 @@ def scores(model: Any, ids: list[int]) -> torch.Tensor:
     return out
 
 
+async def test_a_request_names_its_adapter(model: tuple[Path, Any]) -> None:
+    engine = EmbeddedEngine(Args(hf_checkpoint=str(model[0]), num_threads=1, lora_rank=4, lora_adapters=["planner"]))
+    await engine.start()
+    weights = dict(model[1].state_dict())
+    changed = {f"adapters.planner.{name}": -tensor for name, tensor in weights.items() if "proj" in name}
+    await engine.update_weights_from_tensor([*weights.items(), *changed.items()], 1)
+    host, port = await engine.address()
+    body = {"input_ids": [[5, 6]] * 3, "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+    body["logprob_start_len"] = 0
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30, trust_env=False) as client:
+        answers = await post(client, "/generate", body | {"lora_path": ["planner", None, None]})
+        wrong = await post(client, "/generate", body | {"lora_path": "judge"}, status=400)
+    planner, shared, plain = (answer["meta_info"]["input_token_logprobs"] for answer in answers)
+    assert shared == plain != planner
+    assert "'judge' is not served; --lora-adapters has planner" in json.dumps(wrong)
+    await engine.stop()
+
+
 async def test_generate_answers_as_sglang(client: httpx.AsyncClient, model: tuple[Path, Any]) -> None:
     prompt = list(range(20, 40))
     params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -91,10 +109,16 @@ async def test_generate_answers_as_sglang(client: httpx.AsyncClient, model: tupl
         assert token == prompt[i]
         assert log_prob == pytest.approx(table[i - 1, token].item(), abs=1e-5)
     body |= {"rid": "warm", "sampling_params": {"max_new_tokens": 0, "temperature": 0.5}}  # as a teacher is asked
-    warm = (await post(client, "/generate", body))["meta_info"]["input_token_logprobs"]
+    warm = (await post(client, "/generate", body))["meta_info"]
     expected = (table / 0.5).log_softmax(-1)
-    for i, (log_prob, token, _) in enumerate(warm[1:], start=1):
+    for i, (log_prob, token, _) in enumerate(warm["input_token_logprobs"][1:], start=1):
         assert log_prob == pytest.approx(expected[i - 1, token].item(), abs=1e-5)
+    none, *top = warm["input_top_logprobs"]
+    assert none is None
+    assert len(top) == len(prompt) - 1
+    for row, entries in zip(expected, top, strict=False):
+        assert [entry[0] for entry in entries] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
+        assert [row[entry[1]].item() for entry in entries] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
 
 
 async def test_generate_takes_text_batches_and_n(client: httpx.AsyncClient) -> None:

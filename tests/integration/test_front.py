@@ -17,7 +17,7 @@ import pytest
 from slime_embedded.engine.engine import EmbeddedEngine
 from slime_engine_http.api.engine import HttpEngine
 from slime_serving.front.answer import token_bytes
-from slime_serving.http import application, connections, guard, threads
+from slime_serving.http import application, guard, threads
 from slime_serving.http.application import bind
 from slime_serving.http.guard import Access
 from slime_serving.native import serve_socket
@@ -304,7 +304,7 @@ async def test_a_flood_of_connections_keeps_nobody_waiting(sent: bytes, director
 
 async def test_none_is_kept_for_ever(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "_KEEP_ALIVE_S", 0.2)
-    monkeypatch.setattr(connections, "HEADERS_S", 0.2)
+    monkeypatch.setattr(application, "HEADERS_S", 0.2)
     monkeypatch.setattr(guard, "BODY_S", 0.2)
     async with served(directory) as client, asyncio.timeout(60):
         url = client.base_url
@@ -318,7 +318,7 @@ async def test_none_is_kept_for_ever(directory: Path, monkeypatch: pytest.Monkey
 
 
 async def test_the_headers_of_a_request_may_come_in_pieces(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 30.0)
+    monkeypatch.setattr(application, "HEADERS_S", 30.0)
     async with served(directory) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         for _ in range(2):

@@ -13,9 +13,11 @@ FILES = {
     "wrong.py": "def reward(sample):\n    return 0.0\n",
     "old.py": "from slime.ray.rollout import RolloutManager\n\nasync def reward(args, sample): ...\n",
     "other.py": "from tests.toy_trainer import ToyTrainer\n\nclass Other(ToyTrainer):\n    pass\n",
+    "roles.yaml": "multi_agent:\n  roles: [{name: solver, adapter: c}]\n  order: [solver]\n",
     "bad.jsonl": '{"input": "1+1=?", "label": "2"}\n{not json\n',
 }
 MOE = {"hf_checkpoint": "{moe}/model"}
+TWO: dict[str, Any] = {"lora_rank": 4, "lora_adapters": ["a", "b"]}
 EXACT = {"true_on_policy_mode": True}
 LATE = {"prompt_data", "lora_target_modules"}
 """Found once data and model are read, when the directory is there."""
@@ -36,6 +38,23 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"custom_rm_path": None, "rm_type": "boxed_mth"}, ["math"]),
     ({"lora_rank": 4, "lora_target_modules": ["qproj"]}, ["--lora-target-modules qproj"]),
     ({"lora_rank": 4, "train_backend": "{folder}/other.py:Other"}, ["--lora-rank 4 (flag) has no effect with"]),
+    ({"lora_adapters": ["a"]}, ["--lora-adapters 'a'", "without --lora-rank"]),
+    (TWO | {"lora_adapters": ["a", "a"]}, ["--lora-adapters", "once"]),
+    (TWO | {"train_backend": "{folder}/other.py:Other"}, ["--lora-adapters 'a' 'b'", "does not choose among adapters"]),
+    (TWO | {"train_backend": "fsdp"}, ["--lora-adapters 'a' 'b'", "type --train-backend embedded"]),
+    (
+        TWO | {"rollout_engine": "http", "rollout_external_engine_addrs": "127.0.0.1:1"},
+        ["--lora-adapters 'a' 'b'", "type --rollout-engine embedded"],
+    ),
+    (TWO | {"keep_old_actor": True}, ["--keep-old-actor", "copies one model"]),
+    (
+        TWO | {"custom_generate_function_path": "multi_agent", "custom_config_path": "{folder}/roles.yaml"},
+        ["role 'solver': adapter 'c'; --lora-adapters has a b"],
+    ),
+    (
+        {"lora_rank": 4, "lora_adapters": ["critic", "judge"], "custom_generate_function_path": "multi_agent"},
+        ["--lora-adapters judge: no role of multi_agent has this name"],
+    ),
     ({"lora_rank": 4, "lora_unmerged": True}, ["--lora-unmerged", "takes merged weights only"]),
     (EXACT | {"partial_rollout": True}, ["--true-on-policy-mode", "--partial-rollout"]),
     (EXACT | {"use_tis": True}, ["--true-on-policy-mode", "--use-tis"]),

@@ -61,6 +61,7 @@ def columns(seed: int) -> dict[str, Any]:
         "group_indices": [0] * 5,
         "rollout_ids": list(range(5)),
         "rollout_mask_sums": responses,
+        "train_metadata": [None, {"adapter": "a"}, None, None, None],  # of one rank alone; read with --lora-adapters
     }
 
 
@@ -88,7 +89,10 @@ def run(job: dict[str, Any], save: Path, world_size: int, check: bool = True) ->
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "model.safetensors")
+    found = load_file(directory / "model.safetensors")
+    for path in directory.glob("adapters/*/adapter_model.safetensors"):
+        found |= {f"{path.parent.name}.{name}": tensor for name, tensor in load_file(path).items()}
+    return found
 
 
 @pytest.mark.slow
@@ -96,7 +100,9 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     ("trainer", "more"),
     [
         ("embedded", {}),
+        ("embedded", {"lora_rank": 2, "lora_adapters": ["a"]}),
         ("fsdp", {}),
+        ("fsdp", {"lora_rank": 4, "kl_coef": 0.1}),
         ("fsdp", {"model_impl": "transformers", "recompute_granularity": "full", "save_dtype": "bfloat16"}),
     ],
 )
@@ -105,7 +111,7 @@ def test_two_processes_train_as_one_and_resume(
 ) -> None:
     """Compare with the embedded trainer in one process."""
     one, two, halves = tmp_path / "one", tmp_path / "two", tmp_path / "halves"
-    job["args"] |= {name: value for name, value in more.items() if name == "model_impl"}
+    job["args"] |= {name: value for name, value in more.items() if name.startswith(("lora", "model", "kl"))}
     run(job, one, 1)
     job["trainer"] = trainer
     run(job, two, 2)

@@ -161,6 +161,8 @@ def test_rows_of_a_table_say_what_the_model_wrote(made: tuple[Path, View]) -> No
     assert found[0].startswith("question 9")
     evaluated = view.ask("rollout", run="a", rollout=4, data_set="held")["columns"]
     assert view.ask("texts", run="a", at=places(evaluated))[5] == ["question 5", "answer 5 to 5"]
+    items = {item["item"]: item["at"] for item in view.ask("evaluation", run="a", data_set="held")["items"]}
+    assert view.ask("texts", run="a", at=[items[5]]) == [["question 5", "answer 5 to 5"]]
 
 
 def test_texts_are_of_kept_samples_alone(made: tuple[Path, View]) -> None:
@@ -212,8 +214,13 @@ def test_a_directory_of_runs(made: tuple[Path, View]) -> None:
     found = view.ask("runs")
     assert {run["run"] for run in found["runs"]} == {"a", "deeper/b"}
     assert found["settings"].keys() == {"num_rollout", "seed"}
+    for run in found["runs"]:
+        assert run["changed"] - run["began"] == pytest.approx(10 * run["done"] - 0.9)
     compared = view.ask("compare", run=["a", "deeper/b"])
-    assert len(compared["curves"]["reward"]) == 2
+    assert compared["curves"]["reward"] in compared["metric_names"]
+    curves = view.ask("metrics", run="a", name=["rollout/raw_reward", "train/loss"], since=0, times="true")
+    assert curves["errors"] == {"rollout/raw_reward": [0.125] * len(curves["step"])}
+    assert curves["seconds"] == pytest.approx([10 * step - 1 for step in curves["step"]])
     done = min(max(line["step"] for line in Run(folder / name).metrics()) for name in ("a", "deeper/b"))
     assert (compared["from"], compared["until"]) == (max(1, done - 9), done)
     worst = view.ask("samples", run="deeper/b", order="worst", limit=10, min_score=0.5)["columns"]["score"]
@@ -400,7 +407,7 @@ def test_a_run_that_has_begun_and_one_that_was_moved_away(tmp_path: Path) -> Non
         incidents.write(b'{"rollout_id":1,"check":"ratio","cause":"first"}\n' * 2)
     (run / "checkpoints" / "rollout_0000001" / "tokenizer.json").write_text('{"version": "9')
     view = inside(run)
-    assert view.ask("metrics", since=-1) == {"step": [], "columns": {}}
+    assert view.ask("metrics", since=-1) == {"step": [], "columns": {}, "errors": {}}
     found = view.ask("run")
     assert (found["parts"], len(found["noticed"])) == ([[1795e6, 0], [1795e6 + 100, 2]], 1)
     assert view.ask("sample", rollout=1)["tokens"]["texts"] is None

@@ -40,7 +40,7 @@ class CustomLoss(LossBase):
         ConfigError: There is no function.
     """
 
-    needs_logits: ClassVar[bool] = True
+    needs_logits = True
     needs_function: ClassVar[bool] = True
 
     def __init__(self, args: Args, estimator: AdvantageEstimator | None, function: CustomLossFn | None = None) -> None:

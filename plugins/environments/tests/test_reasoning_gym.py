@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from slime_environments.reasoning_gym import answer_in
-from slime_environments.reasoning_gym.levels import LevelRows, level_specs
+from slime_environments.reasoning_gym import LevelRows, answer_in, level_specs
 from slime_environments.reasoning_gym.tasks import HASH_SEEDED, TaskRows, check_hash_seed, pack, score, unpack
 
 from slime_core.errors import ConfigError

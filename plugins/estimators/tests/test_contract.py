@@ -98,6 +98,7 @@ ESTIMATORS = {
 }
 LOSSES = {
     "clip_cov": {"args": {"plugins": {"clip_cov": {"share": 0.3, "low": -0.05, "high": 1.0}}}},
+    "distillation": {"args": {"plugins": {"distillation": {"divergence": "jsd"}}}},
     "kl_cov": {"args": {"plugins": {"kl_cov": {"share": 0.3}}}},
 }
 

@@ -116,6 +116,32 @@ def test_gigpo_by_definition(std: bool) -> None:
         assert found[i][k] == pytest.approx(episodes[i] + 2.0 * value, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "states", "same"),
+    [
+        ([[0.0, 1.0], [0.25, 0.0], [0.5, 0.0]], ["ab", "ab", "ba"], True),
+        ([[0.0, 1.0], [0.25], [0.5, 0.0]], ["ab", "a", "ba"], False),  # a long episode counts more often
+        ([[0.0, 1.0], [0.25, 0.0], [0.5, 0.5]], ["ab", "ab", "ac"], False),  # a state that was seen once has baseline 0
+    ],
+)
+def test_gigpo_differs_from_the_form_with_a_row_per_turn_where_the_page_says(
+    rewards: Rows, states: list[str], same: bool
+) -> None:
+    """The form that takes turns as the rows of a batch, without divisions; see the page's table of deviations."""
+    args = make_args(0.9, std=False)
+    found = spread(GiGPO(args), args, inputs(rewards, [[*row] for row in states]))
+    rows = [
+        (state, sum(0.9 ** (m - k) * (r or 0.0) for m, r in enumerate(row) if m >= k), sum(r or 0.0 for r in row))
+        for row, own in zip(rewards, states) for k, state in enumerate(own)
+    ]  # fmt: skip
+    whole = np.mean([total for *_, total in rows])
+    expected = []
+    for state, later, total in rows:
+        alike = [other for name, other, _ in rows if name == state]
+        expected.append(total - whole + later - (np.mean(alike) if len(alike) > 1 else 0.0))
+    assert ([value for row in found for value in row] == pytest.approx(expected, abs=1e-12)) is same
+
+
 @pytest.mark.parametrize("kind", [TurnCredit, MTGRPO, GiGPO])
 def test_groups_of_one_equal_rewards_and_siblings(kind: Callable[[Args], Any]) -> None:
     args = make_args()

@@ -73,6 +73,21 @@ def test_roles_that_are_not_trained() -> None:
     assert (solver.remove_sample, critic.remove_sample) == (False, True)
 
 
+def test_every_role_is_generated_and_trained_with_its_adapter() -> None:
+    roles = [ROLES[0], {**ROLES[1], "adapter": "other"}, {"name": "judge", "prompt": "{solver}"}]
+    order = ["solver", "critic", "solver", "judge"]
+    engine = ScriptedEngine(["3", "no", Reply("", "abort")])
+    flags = {"lora_adapters": ["solver", "other"], "plugins": {"multi_agent": {"roles": roles, "order": order}}}
+    (stopped,) = run(engine, prompt(train_metadata={"mine": 1}), **flags)
+    rest = ScriptedEngine(["2", "good"])
+    samples = run(rest, Sample.from_dict(stopped.to_dict()), **flags)
+    asked = [request.adapter for request in (*engine.requests, *rest.requests)]
+    assert asked == ["solver", "other", "solver", "solver", None]
+    assert [s.train_metadata for s in samples] == [{"mine": 1, "adapter": "solver"}, {"adapter": "other"}, None]
+    plain = run(ScriptedEngine(["3", "no", "2"]), prompt())
+    assert [s.train_metadata for s in plain] == [None, None]
+
+
 @pytest.mark.parametrize("cut", [0, 1, 2])
 @pytest.mark.parametrize("partial", ["", "x"])
 def test_an_interruption_at_any_turn_is_picked_up(cut: int, partial: str) -> None:

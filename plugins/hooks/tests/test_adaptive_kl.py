@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from slime_hooks.adaptive_kl import AdaptiveKL, updated
 from slime_testing_contracts.loop import run_loop
 
@@ -23,10 +25,16 @@ def make_args(target: float | None = 0.1, **changes: Any) -> Args:
 
 
 @pytest.mark.parametrize(
-    ("kl", "expected"), [(0.1, 1.0), (0.11, 1.01), (0.5, 1.02), (0.09, 0.99), (0.0, 0.98), (-3.0, 0.98)]
-)
+    ("kl", "expected"), [(0.1, 1.0), (0.11, 1.01), (0.5, 1.02), (0.09, 0.99), (0.0, 0.98), (-3.0, 0.98),
+     (float("nan"), 1.0), (float("inf"), 1.02), (float("-inf"), 0.98)],
+)  # fmt: skip
 def test_the_rule(kl: float, expected: float) -> None:
     assert updated(2.0, kl, 0.1, 0.1) == pytest.approx(2.0 * expected)
+
+
+@given(st.floats(), st.floats(min_value=1e-300, exclude_min=True, allow_infinity=False), st.floats(1e-6, 1.0))
+def test_the_coefficient_is_always_a_number(kl: float, target: float, rate: float) -> None:
+    assert 1.5 < updated(2.0, kl, target, rate) < 2.5
 
 
 def test_it_moves_the_coefficient_that_is_used_once_a_rollout() -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_hooks.trackers import Options, Trackers, tensorboard
+from slime_hooks.trackers import Options, Trackers, Worker, tensorboard
 from slime_hooks.trackers.numbers import Tracked, histogram, settings_of
 from slime_hooks.trackers.tail import Tail
-from slime_hooks.trackers.worker import Worker
 
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args

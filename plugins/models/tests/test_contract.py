@@ -113,6 +113,7 @@ MODELS = {
     "llava": None,  # test_vision_language.py
     "qwen2_vl": None,
     "qwen2_5_vl": None,
+    "qwen3_vl": None,
     "llama: tied": {"config": {"tie_word_embeddings": True, "num_key_value_heads": 4}},
     "qwen2: tied": {"config": {"tie_word_embeddings": True, "num_key_value_heads": 4}},
     "qwen3: tied": {"config": {"tie_word_embeddings": True, "num_key_value_heads": 4}},

@@ -148,6 +148,10 @@ VISION = {
         "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "window_size": 56,
         "fullatt_block_indexes": [1],
     },
+    "qwen3_vl": {
+        "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0],
+    },
 }  # fmt: skip
 
 
@@ -157,11 +161,11 @@ def test_qwen_vl_with_positions_of_images(family: str, tmp_path: Path) -> None:
     import transformers
     from transformers import Qwen2VLImageProcessorPil
 
-    named = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}[family]
+    named = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family]
 
     text = {
         "vocab_size": 130, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
     }  # fmt: skip
     vision = {"depth": 2, "num_heads": 4, "patch_size": 14, **VISION[family]}

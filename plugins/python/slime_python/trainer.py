@@ -192,7 +192,15 @@ class Trainer:
             self.push_to_hub(self._push_to)
         return self.run
 
-    def push_to_hub(self, repo: str, *, private: bool = False, overwrite: bool = False, adapters: bool = False) -> str:
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        private: bool = False,
+        overwrite: bool = False,
+        adapters: bool = False,
+        adapter: str | None = None,
+    ) -> str:
         """Upload the newest committed weights with a card of the run's facts, as `slime push`; return the address.
 
         Args:
@@ -200,6 +208,7 @@ class Trainer:
             private: Create it as a private repository.
             overwrite: Also write to a repository that slime has not made.
             adapters: Upload the adapters of a run with `lora_rank` instead of whole weights.
+            adapter: Name of `lora_adapters`; by default the shared adapter.
 
         Raises:
             ConfigError: Nothing has been committed, or name, token or repository cannot be used.
@@ -208,7 +217,8 @@ class Trainer:
         from slime_hub.push import push
 
         form = "peft" if adapters else "merged"
-        return _on_thread(lambda: push(self.run, repo, form=form, private=private, overwrite=overwrite)).url
+        how: dict[str, Any] = {"adapter": adapter, "form": form, "private": private, "overwrite": overwrite}
+        return _on_thread(lambda: push(self.run, repo, **how)).url
 
     def __iter__(self) -> Iterator[Step]:
         """Train one rollout at a time; a loop that is left ends the run with a commit, and the next one resumes it.

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_rewards.deepscaler import equal, reward
-from slime_rewards.deepscaler.spelling import normalized
+from slime_rewards.deepscaler import equal, normalized, reward
 
 from slime_core import Sample
 from tests.sweeps import sweep

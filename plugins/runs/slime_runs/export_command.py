@@ -29,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     of_model = f"of {', '.join(MODELS)}: "
     parser.add_argument("--step", type=int, metavar="N", help=f"{of_model}the commit after N rollouts (the newest)")
+    parser.add_argument("--adapter", metavar="NAME", help=f"{of_model}an adapter of --lora-adapters (the shared one)")
     dtypes = ("float32", "float16", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, help=f"{of_model}dtype of the weights (the commit's)")
     more = "largest difference to the trainer's logits (a share of the largest logit, by dtype)"
@@ -47,7 +48,7 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"slime export --format {namespace.format} needs -o DIR")
     if namespace.format in ("otel", "trackio") and namespace.output:
         raise ConfigError(f"slime export --format {namespace.format} sends, and writes no -o {namespace.output}")
-    named = [name for name in ("step", "dtype", "limit") if getattr(namespace, name) is not None]
+    named = [name for name in ("step", "adapter", "dtype", "limit") if getattr(namespace, name) is not None]
     if named and namespace.format not in MODELS:
         raise ConfigError(f"slime export --{named[0]} is for --format {', '.join(MODELS)}; leave it out")
     if namespace.format in MODELS:
@@ -69,7 +70,7 @@ def _model(namespace: argparse.Namespace, found: Run) -> str:
     from slime_runs.models.written import write_model
     from slime_runs.numbering import stored_rollout
 
-    commit = Commit(found, stored_rollout("--step", namespace.step))
+    commit = Commit(found, stored_rollout("--step", namespace.step), namespace.adapter)
     target = Path(namespace.output)
     proof = write_model(commit, target, namespace.format, dtype=namespace.dtype, limit=namespace.limit)
     return f"{commit.path} -> {target}: {proof}"

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.text import one_line
 from slime_runs import profile, shadows
 from slime_runs.index import Filter
 from slime_runs.numbering import shown_number, shown_place
+from slime_runs.reading import question, tokenizer_of
 from slime_runs.run import Run, StoredSample
 from slime_runs.scores import data_sets
 from slime_runs.text import number, sparkline, table
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CURVES = {
     "reward": "rollout/raw_reward",
@@ -63,8 +66,8 @@ def overview(run: Run) -> dict[str, Any]:
         "stored": {"samples": index.size(), "bytes": index.total_bytes()},
         "stalls": [str(path) for path in run.stalls()],
         "engine_events": dict(Counter(event["event"] for event in run.events())),
-        "best": _short(next(run.stored(index.find(chosen, order="best", limit=1)), None)),
-        "worst": _short(next(run.stored(index.find(chosen, order="worst", limit=1)), None)),
+        "best": _short(next(run.stored(index.find(chosen, order="best", limit=1)), None), tokenizer_of(run)),
+        "worst": _short(next(run.stored(index.find(chosen, order="worst", limit=1)), None), tokenizer_of(run)),
     }
 
 
@@ -89,15 +92,14 @@ def _dropped(metrics: list[dict[str, Any]]) -> dict[str, float]:
     return dict(total.most_common())
 
 
-def _short(found: StoredSample | None) -> dict[str, Any] | None:
+def _short(found: StoredSample | None, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     if found is None:
         return None
     entry = found.entry
-    prompt = found.messages[-1].get("content")
     return {
         "rollout": entry.rollout, "data_set": entry.data_set, "group": entry.group_index, "sample": entry.sample_index,
         "score": entry.score,
-        "prompt": prompt if isinstance(prompt, str) else str(prompt), "response": found.text,
+        "prompt": question(found.row, tokenizer), "response": found.text,
     }  # fmt: skip
 
 
@@ -110,11 +112,6 @@ def score_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
             counts = str(of["prompts"]), str(of["samples_per_prompt"])
             rows.append((name, *counts, score, number(value["value"]), between))
     return rows
-
-
-def interval(score: float, samples: int) -> float:
-    """Return half of the 95% interval of a share of `samples` (normal approximation)."""
-    return 1.96 * math.sqrt(max(score * (1 - score), 0.0) / samples) if samples else math.inf
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

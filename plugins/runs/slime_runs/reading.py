@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.sample.provenance import Source
 from slime_core.text import one_line, plain
+from slime_runs.files import Row
 from slime_runs.numbering import shown_place
 from slime_runs.run import Run, StoredSample
 from slime_runs.shadows import in_words
@@ -47,6 +48,34 @@ def pieces(run: Run, found: StoredSample) -> Iterator[tuple[Source, bool, str]]:
         ids = sample.tokens[start : start + span.length]
         start += span.length
         yield span.source, span.trained and not sample.remove_sample, tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def question(row: Row, tokenizer: Tokenizer | None) -> str:
+    """Return the newest message of the prompt, without the chat template if the sample's tokens tell it apart."""
+    prompt = row.get("prompt")
+    if isinstance(prompt, list):
+        content = prompt[-1].get("content") if prompt and isinstance(prompt[-1], dict) else ""
+        return content if isinstance(content, str) else in_parts(content)
+    tokens, spans = row.get("tokens"), row.get("spans")
+    if tokenizer is not None and isinstance(tokens, list) and isinstance(spans, list):
+        at, places = 0, list[tuple[int, int]]()
+        for source, length, *_ in spans:
+            if source == Source.SAMPLED:
+                break
+            places += [(at, at + length)] * (source == Source.USER)
+            at += length
+        if places:
+            return tokenizer.decode(tokens[slice(*places[-1])], skip_special_tokens=False)
+    return "" if prompt is None else str(prompt)
+
+
+def in_parts(content: Any) -> str:
+    """Return the text of a message whose content is a list of parts; other parts are named by their type."""
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    return "".join(
+        str(part.get("text", f"[{part.get('type')}]")) if isinstance(part, dict) else str(part) for part in content
+    )
 
 
 def tokenizer_of(run: Run) -> Tokenizer | None:

@@ -13,9 +13,11 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from slime_core.checkpoint.run_dir import CONFIG
+from slime_core.checkpoint.run_dir import CHECKPOINTS, CONFIG
+from slime_core.checkpoint.store import STATE, CheckpointStore, verify
 from slime_core.config import Settings, load_settings
 from slime_core.launch.prepare import prepare
 from slime_core.protocols import Args
@@ -23,11 +25,11 @@ from slime_core.rollout.evaluate import dataset_args, eval_sampling_params
 from slime_core.rollout.generate import sampling_seed, train_sampling_params
 from slime_core.rollout.pool import RolloutContext
 from slime_core.sample import Group, RolloutFnEvalOutput, Sample
+from slime_runs.files import read_object
 from slime_runs.index import Entry, Filter
 from slime_runs.numbering import shown_place
 from slime_runs.prefix import Beginning, beginning, begun
 from slime_runs.run import Run, RunError, StoredSample
-from slime_runs.weights_kept import Weights, weights_at
 
 
 @dataclass(frozen=True)
@@ -240,3 +242,50 @@ def _compared(stored: Sample, again: Sample) -> Again:
     pairs = zip((stored.rollout_log_probs or [])[:same], (again.rollout_log_probs or [])[:same])
     differs = same < max(len(old), len(new))
     return Again(again, same if differs else None, max((abs(a - b) for a, b in pairs), default=0.0))
+
+
+class Weights(NamedTuple):
+    """Weights that a run had at some time."""
+
+    step: int
+    """Finished rollouts that they were trained on."""
+    version: int
+    """Under which the engine served them."""
+    path: Path
+    """A directory in Hugging Face layout."""
+
+
+def kept_weights(args: Args) -> Mapping[int, Weights]:
+    """By step, in order, of commits that say so; those of the beginning are the model's that the settings name."""
+    begun = Path(str(args.hf_checkpoint))
+    found = {}
+    if (begun / "config.json").is_file() and not args.load:
+        found[0] = Weights(0, args.update_weight_start_version + 1, begun)
+    for path in CheckpointStore(Path(str(args.save or args.run_dir)) / CHECKPOINTS).commits():
+        if state := read_object(path / STATE):
+            step = int(state["rollout_id"]) + 1
+            found[step] = Weights(step, int(state["weight_version"]), path)
+    return found
+
+
+def weights_at(args: Args, *, step: int | None, version: int | None) -> Weights:
+    """The weights after `step` rollouts, or else those served as `version`, verified.
+
+    Raises:
+        RunError: They were not kept; says which were, and the flags that keep them.
+        CheckpointError: The commit is torn.
+    """
+    kept = kept_weights(args)
+    if step is None and version == args.update_weight_start_version and 0 in kept:
+        return kept[0]._replace(version=version)  # of a run that does not train, nothing is sent to the engine
+    chosen = [w for w in kept.values() if (w.step == step if step is not None else w.version == version)]
+    if not chosen:
+        wanted = f"after {step} rollouts" if step is not None else f"of version {version}, which sampled it,"
+        there = ", ".join(map(str, kept)) or "none"
+        raise RunError(
+            f"the weights {wanted} were not kept. Kept are those after so many rollouts: {there}; choose with"
+            " --weights STEP. A run keeps more with --save-interval 1, and all of them without --keep-checkpoints"
+        )
+    if chosen[0].step:
+        verify(chosen[0].path)
+    return chosen[0]

@@ -29,7 +29,7 @@ def run(namespace: argparse.Namespace) -> int:
     from slime_runs.text import number, table
 
     runs = find_runs(namespace.folder)
-    facts = [_facts(run) for run in runs]
+    facts = [facts_of(run) for run in runs]
     if namespace.json:
         print("\n".join(json_text(fact) for fact in facts))
         return 0
@@ -56,7 +56,8 @@ def _cut(value: Any) -> str:
     return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def facts_of(run: Run) -> dict[str, Any]:
+    """Return state, finished rollouts, last reward, and first and last score of each evaluation."""
     from slime_runs.overview import evaluations
 
     metrics = run.metrics()

@@ -1,6 +1,6 @@
 """Metrics of a rollout's samples that settings ask for (`--log-passrate`, ReMax and others), of tools and of rewards.
 
-`slime_core.rollout.metrics` adds them to its own (entry-point group `slime.metrics`). Pure functions.
+`slime_runs.metrics` adds them to its own (entry-point group `slime.metrics`). Pure functions.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from slime_data.greedy_baseline import baseline_reward
 
 from slime_core.protocols import Args
-from slime_core.rollout.metrics import reward_values, sample_metrics
 from slime_core.sample import Group, Sample, is_score
 from slime_core.sample.routed_experts import RoutedExperts
 from slime_core.sample.types import executions, mean, shares, weighted_mean
+from slime_runs.metrics import reward_values, sample_metrics
 from slime_runs.scores import pass_at_k
 
 __all__ = [

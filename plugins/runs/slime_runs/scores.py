@@ -1,6 +1,6 @@
 """Scores of evaluated prompts: mean reward, pass@k and majority@k.
 
-`slime_core.rollout.metrics` averages them for `eval/...` (entry-point group `slime.metrics`); `slime eval` adds
+`slime_runs.metrics` averages them for `eval/...` (entry-point group `slime.metrics`); `slime eval` adds
 intervals. n is the number of executions of *this* data set's prompts (fan-out siblings count as one execution, with the
 mean of their rewards). Both estimates average over every choice of k of the n executions, so nothing is drawn at
 random. A prompt with n = 4::

@@ -138,6 +138,18 @@ def starts(path: Path) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one.get("t"), int | float) and isinstance(one.get("start"), int)]
 
 
+def bounds(path: Path) -> tuple[float, float] | None:
+    """Return the first and the last time in a trace, from the two ends of the file; None if there are no events."""
+    try:
+        with open_regular(path) as file:
+            first = list(_events(file.readline(_PIECE)))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _PIECE))
+            last = list(_events(_whole_lines(file.read())))
+    except OSError:  # the file is missing, or is not a regular file
+        return None
+    return (_start(first[0]), max(map(_end, last))) if first and last else None
+
+
 def _events(lines: bytes) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace's lines; skip lines without a name, times, or a sample's rollout."""
     for event in parsed_lines(lines.splitlines()):
@@ -156,3 +168,8 @@ def _whole_lines(content: bytes) -> bytes:
 def _start(event: dict[str, Any]) -> float:
     time: float | list[float] = event["t"]
     return time[0] if isinstance(time, list) else time
+
+
+def _end(event: dict[str, Any]) -> float:
+    time: float | list[float] = event["t"]
+    return time[-1] if isinstance(time, list) else time

@@ -84,6 +84,7 @@ class GenerateBody(Body):
     top_logprobs_num: int | list[int | None] = 0
     return_text_in_logprobs: bool = False
     return_routed_experts: bool | list[bool | None] = False
+    lora_path: str | list[str | None] | None = None
     routed_experts_start_len: int = 0
     stream: bool = False
 
@@ -95,7 +96,7 @@ class GenerateBody(Body):
     })  # fmt: skip
     only = dict.fromkeys((
         "image_data", "video_data", "audio_data", "modalities", "token_ids_logprob", "return_hidden_states",
-        "return_bytes", "return_entropy", "background", "session_params", "lora_path", "lora_id", "input_embeds",
+        "return_bytes", "return_entropy", "background", "session_params", "lora_id", "input_embeds",
         "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
         "return_sampling_mask", "return_indexer_topk", "require_reasoning", "use_audio_in_video", "watermark",
         "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64",
@@ -116,6 +117,8 @@ class _Item:
     routed: bool = False
     routed_start: int = 0
     """First token whose experts are requested."""
+    adapter: str | None = None
+    """Name of `--lora-adapters`, SGLang's `lora_path`."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the engine's calls."""
@@ -124,6 +127,7 @@ class _Item:
             "logprob_start": self.logprob_start,
             "top_logprobs": self.top_logprobs,
             "return_routed_experts": self.routed,
+            "adapter": self.adapter,
         }
 
 
@@ -174,7 +178,7 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
         return [log_prob, token, _text(engine.tokenizer, token) if item.with_text and engine.tokenizer else None]
 
     meta = dict(output.meta_info)
-    top = meta.pop("output_top_logprobs", None)
+    tops = {side: meta.pop(f"{side}_top_logprobs", None) for side in ("input", "output")}
     scored = meta.pop("input_token_logprobs", None)
     if "routed_experts" in meta:  # base64 of int32, as SGLang sends it
         routed = np.asarray(meta["routed_experts"])[item.routed_start :].tobytes()
@@ -182,8 +186,10 @@ def answer(engine: EmbeddedEngine, item: _Item, output: GenerationOutput) -> dic
     if item.return_logprob:
         meta["output_token_logprobs"] = [entry(p, t) for p, t in zip(output.log_probs, output.token_ids)]
         meta["input_token_logprobs"] = [entry(p, t) for p, t in scored or []]
-        if top is not None:
-            meta["output_top_logprobs"] = [[entry(p, t) for p, t in tokens] for tokens in top]
+        for side, top in tops.items():
+            if top is not None:
+                named = [None if tokens is None else [entry(p, t) for p, t in tokens] for tokens in top]
+                meta[f"{side}_top_logprobs"] = named
     return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
 
@@ -207,6 +213,7 @@ def _items(body: GenerateBody, prompts: list[list[int]]) -> list[_Item]:
     rids, flags, params = spread("rid", None), spread("return_logprob", False), spread("sampling_params", {})
     starts, tops = spread("logprob_start_len", -1), spread("top_logprobs_num", 0)
     routed, routed_start = spread("return_routed_experts", False), body.routed_experts_start_len
+    adapters = spread("lora_path", None)
     if not 0 <= routed_start <= min(map(len, prompts), default=0):
         raise BadRequest(f"routed_experts_start_len is {routed_start}; allowed: 0 to the length of the prompt")
     items: list[_Item] = []
@@ -222,7 +229,8 @@ def _items(body: GenerateBody, prompts: list[list[int]]) -> list[_Item]:
             rid = rids[i] if copies == 1 or rids[i] is None else f"{rids[i]}_{k}"
             top = tops[i] if flags[i] else 0
             with_text = body.return_text_in_logprobs
-            items.append(_Item(ids, chosen, rid, flags[i], start, top, with_text, routed[i], routed_start))
+            which = (with_text, routed[i], routed_start, adapters[i])
+            items.append(_Item(ids, chosen, rid, flags[i], start, top, *which))
     if len(items) > MOST_ANSWERS:
         raise BadRequest(f"the request asks for {len(items)} answers; allowed: {MOST_ANSWERS}")
     return items

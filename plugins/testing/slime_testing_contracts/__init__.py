@@ -17,128 +17,57 @@ what happens here is that the suites' asserts are rewritten, so that a failure s
 from __future__ import annotations
 
 import pkgutil
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from slime_core.lazy import Exports
+
 if TYPE_CHECKING:
-    from slime_testing_probes.scripted import CharTokenizer, Reply, Request, ScriptedEngine
+    from slime_testing_probes.scripted import CharTokenizer as CharTokenizer
+    from slime_testing_probes.scripted import Reply as Reply
+    from slime_testing_probes.scripted import Request as Request
+    from slime_testing_probes.scripted import ScriptedEngine as ScriptedEngine
 
-    from slime_testing_contracts.base import Contract, suite_of, suites
-    from slime_testing_contracts.buffer import BufferContract
-    from slime_testing_contracts.command import CommandContract
-    from slime_testing_contracts.correction import CorrectionContract, LossReducerContract
-    from slime_testing_contracts.data_source import DataSourceContract
-    from slime_testing_contracts.engine import EngineContract
-    from slime_testing_contracts.environment import EnvironmentContract
-    from slime_testing_contracts.estimator import AdvantageContract, EstimatorContract
-    from slime_testing_contracts.filter import FilterContract
-    from slime_testing_contracts.generator import GeneratorContract
-    from slime_testing_contracts.hooks import HookContract
-    from slime_testing_contracts.launcher import LauncherContract
-    from slime_testing_contracts.loop import LoopRun
-    from slime_testing_contracts.loss import CustomLossContract, LossContract
-    from slime_testing_contracts.megatron_model import MegatronModelContract
-    from slime_testing_contracts.megatron_model_provider import MegatronModelProviderContract
-    from slime_testing_contracts.model import ModelContract
-    from slime_testing_contracts.recipe import RecipeContract
-    from slime_testing_contracts.reward import RewardContract
-    from slime_testing_contracts.rollout import RolloutContract
-    from slime_testing_contracts.service import Asked, ScriptedService
-    from slime_testing_contracts.tools import ToolContract, ToolParserContract
-    from slime_testing_contracts.train_data import (
-        RewardPostProcessContract,
-        SampleConverterContract,
-    )
-    from slime_testing_contracts.trainer import TrainerContract
-    from slime_testing_contracts.weight_transport import WeightTransportContract
+    from slime_testing_contracts.base import Contract as Contract
+    from slime_testing_contracts.base import suite_of as suite_of
+    from slime_testing_contracts.base import suites as suites
+    from slime_testing_contracts.buffer import BufferContract as BufferContract
+    from slime_testing_contracts.command import CommandContract as CommandContract
+    from slime_testing_contracts.command import LauncherContract as LauncherContract
+    from slime_testing_contracts.command import RecipeContract as RecipeContract
+    from slime_testing_contracts.correction import CorrectionContract as CorrectionContract
+    from slime_testing_contracts.correction import LossReducerContract as LossReducerContract
+    from slime_testing_contracts.data_source import DataSourceContract as DataSourceContract
+    from slime_testing_contracts.engine import EngineContract as EngineContract
+    from slime_testing_contracts.environment import EnvironmentContract as EnvironmentContract
+    from slime_testing_contracts.estimator import AdvantageContract as AdvantageContract
+    from slime_testing_contracts.estimator import EstimatorContract as EstimatorContract
+    from slime_testing_contracts.filter import FilterContract as FilterContract
+    from slime_testing_contracts.generator import GeneratorContract as GeneratorContract
+    from slime_testing_contracts.hooks import HookContract as HookContract
+    from slime_testing_contracts.loop import LoopRun as LoopRun
+    from slime_testing_contracts.loss import CustomLossContract as CustomLossContract
+    from slime_testing_contracts.loss import LossContract as LossContract
+    from slime_testing_contracts.megatron_model import MegatronModelContract as MegatronModelContract
+    from slime_testing_contracts.megatron_model import MegatronModelProviderContract as MegatronModelProviderContract
+    from slime_testing_contracts.model import ModelContract as ModelContract
+    from slime_testing_contracts.reward import RewardContract as RewardContract
+    from slime_testing_contracts.rollout import RolloutContract as RolloutContract
+    from slime_testing_contracts.service import Asked as Asked
+    from slime_testing_contracts.service import ScriptedService as ScriptedService
+    from slime_testing_contracts.tools import ToolContract as ToolContract
+    from slime_testing_contracts.tools import ToolParserContract as ToolParserContract
+    from slime_testing_contracts.train_data import RewardPostProcessContract as RewardPostProcessContract
+    from slime_testing_contracts.train_data import SampleConverterContract as SampleConverterContract
+    from slime_testing_contracts.trainer import TrainerContract as TrainerContract
+    from slime_testing_contracts.weight_transport import WeightTransportContract as WeightTransportContract
 
-_EXPORTS = {
-    "AdvantageContract": ".estimator",
-    "Asked": ".service",
-    "BufferContract": ".buffer",
-    "CharTokenizer": "slime_testing_probes.scripted",
-    "CommandContract": ".command",
-    "Contract": ".base",
-    "CorrectionContract": ".correction",
-    "CustomLossContract": ".loss",
-    "DataSourceContract": ".data_source",
-    "EngineContract": ".engine",
-    "EnvironmentContract": ".environment",
-    "EstimatorContract": ".estimator",
-    "FilterContract": ".filter",
-    "GeneratorContract": ".generator",
-    "HookContract": ".hooks",
-    "LauncherContract": ".launcher",
-    "LoopRun": ".loop",
-    "LossContract": ".loss",
-    "LossReducerContract": ".correction",
-    "MegatronModelContract": ".megatron_model",
-    "MegatronModelProviderContract": ".megatron_model_provider",
-    "ModelContract": ".model",
-    "RecipeContract": ".recipe",
-    "Reply": "slime_testing_probes.scripted",
-    "Request": "slime_testing_probes.scripted",
-    "RewardContract": ".reward",
-    "RewardPostProcessContract": ".train_data",
-    "RolloutContract": ".rollout",
-    "SampleConverterContract": ".train_data",
-    "ScriptedEngine": "slime_testing_probes.scripted",
-    "ScriptedService": ".service",
-    "suite_of": ".base",
-    "suites": ".base",
-    "ToolContract": ".tools",
-    "ToolParserContract": ".tools",
-    "TrainerContract": ".trainer",
-    "WeightTransportContract": ".weight_transport",
-}
-"""Name -> module."""
-
-__all__ = [
-    "AdvantageContract",
-    "Asked",
-    "BufferContract",
-    "CharTokenizer",
-    "CommandContract",
-    "Contract",
-    "CorrectionContract",
-    "CustomLossContract",
-    "DataSourceContract",
-    "EngineContract",
-    "EnvironmentContract",
-    "EstimatorContract",
-    "FilterContract",
-    "GeneratorContract",
-    "HookContract",
-    "LauncherContract",
-    "LoopRun",
-    "LossContract",
-    "LossReducerContract",
-    "MegatronModelContract",
-    "MegatronModelProviderContract",
-    "ModelContract",
-    "RecipeContract",
-    "Reply",
-    "Request",
-    "RewardContract",
-    "RewardPostProcessContract",
-    "RolloutContract",
-    "SampleConverterContract",
-    "ScriptedEngine",
-    "ScriptedService",
-    "suite_of",
-    "suites",
-    "ToolContract",
-    "ToolParserContract",
-    "TrainerContract",
-    "WeightTransportContract",
-]
+_EXPORTS = Exports(__name__, __file__)
+__all__ = [*_EXPORTS.places]
 
 pytest.register_assert_rewrite(*(f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)))
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name], __name__), name)
+    return _EXPORTS.load(name)

@@ -57,7 +57,7 @@ def example_tensors() -> TrainTensors:
     return TrainTensors(
         loss_masks=[torch.tensor(mask, dtype=torch.float32) for mask in MASKS], rollout_log_probs=column(0.2, -2),
         old_log_probs=column(0.2, -2), ref_log_probs=column(0.2, -2), values=column(0.5), kl=column(0.1),
-        advantages=column(1.0), returns=column(1.0),
+        advantages=column(1.0), returns=column(1.0), teacher_log_probs=column(0.2, -2),
     )  # fmt: skip
 
 

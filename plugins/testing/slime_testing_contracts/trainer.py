@@ -119,6 +119,24 @@ class TrainerContract(Contract):
         for one, other in zip(log_probs, alone):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
+    def test_over_logits_reads_whole_distributions(self) -> None:
+        """Check that `over_logits` returns the rows of `log_probs`, in all their columns; skip a trainer without it."""
+
+        def read(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            scores = logits.log_softmax(-1)
+            return scores.gather(1, targets[:, None])[:, 0], scores.exp()
+
+        batch = example_batch()
+        with self.built() as trainer:
+            if not hasattr(trainer, "over_logits"):
+                pytest.skip("it has no over_logits")
+            for micro_batches in SPLITS:
+                expected = trainer.log_probs(batch, micro_batches)
+                log_probs, wholes = trainer.over_logits(batch, micro_batches, read, role="actor")
+                for one, other, whole in zip(log_probs, expected, wholes, strict=True):
+                    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+                    torch.testing.assert_close(whole.sum(-1), torch.ones_like(one), rtol=1e-5, atol=1e-5)
+
     def test_steps_lower_a_loss(self) -> None:
         """Run ten steps of supervised learning; check the loss and the metrics `loss`, `grad_norm` and `lr`."""
         with self.built() as trainer:

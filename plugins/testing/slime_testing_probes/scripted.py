@@ -103,6 +103,7 @@ class Request:
     sampling_params: dict[str, Any]
     rid: str | None = None
     session_id: str | None = None
+    adapter: str | None = None
 
 
 Script: TypeAlias = "Iterable[Reply | str | BaseException] | Callable[[Request], Reply | str | BaseException]"
@@ -146,9 +147,10 @@ class ScriptedEngine:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        adapter: str | None = None,
     ) -> GenerationOutput:
         """Return the next reply of the script. Raises EngineError at its end, or the script's exception."""
-        request = Request(list(input_ids), dict(sampling_params), rid, session_id)
+        request = Request(list(input_ids), dict(sampling_params), rid, session_id, adapter)
         self.requests.append(request)
         await self._running.wait()
         reply = self._next(request)

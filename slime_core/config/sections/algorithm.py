@@ -120,8 +120,9 @@ class AlgorithmArgs(Section):
     """Rollouts at the start that train only the critic."""
     use_opd: bool = False
     """On-policy distillation."""
-    opd_type: Literal["sglang", "megatron", "local"] | None = None
-    """Teacher beside the actor (megatron, or local), or log-probs that come with the samples (sglang)."""
+    opd_type: Literal["sglang", "megatron", "local", "self"] | None = None
+    """Teacher beside the actor (megatron, or local), the actor itself with a prompt that says more (self), or log-probs
+    that come with the samples (sglang)."""
     opd_kl_coef: NonNegativeFloat = 1.0
     """Weight of the KL to the teacher."""
     opd_teacher_load: File = None
@@ -190,8 +191,8 @@ def _reference(s: Settings) -> None:
         s.derive("ref_load", a.hf_checkpoint, "hf_checkpoint")
 
 
-_IN_TRAINER = {"megatron": True, "sglang": False, None: False}
-"""Value of --opd-type -> the teacher is beside the actor, in the trainer, and not served elsewhere."""
+_IN_TRAINER = {"megatron": True, "sglang": False, "self": False, None: False}
+"""Value of --opd-type -> whether the trainer loads a model for the teacher."""
 
 
 def _distillation(s: Settings) -> None:
@@ -268,8 +269,8 @@ RULES: tuple[Rule, ...] = (
     NoEffect("opd_type opd_kl_coef", lambda a: not a.use_opd, "without --use-opd"),
     Refused(
         lambda a: a.use_opd and a.opd_type is None,
-        "{use_opd} needs --opd-type local (a teacher beside the actor; also called megatron) or --opd-type sglang (its"
-        " log-probs come with the samples).",
+        "{use_opd} needs --opd-type local (a teacher beside the actor; also called megatron), self (the actor with a"
+        " prompt that says more) or sglang (log-probs that come with the samples).",
     ),
     Refused(
         lambda a: a.use_opd and _IN_TRAINER[a.opd_type] and not a.opd_teacher_load,
@@ -277,6 +278,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Refused(
         lambda a: a.use_opd and not _IN_TRAINER[a.opd_type] and a.opd_teacher_load,
-        "{opd_teacher_load} is for --opd-type local; with sglang the teacher is served elsewhere.",
+        "{opd_teacher_load} is for --opd-type local; with sglang the teacher is served elsewhere, with self it is the"
+        " actor.",
     ),
 )

@@ -76,6 +76,10 @@ CASES = {
     "a user's correction": f"{GRPO} --use-tis --custom-tis-function-path {CORRECTION}:correction",
     "old actor": f"{GRPO} --keep-old-actor",
     "teacher": f"{GRPO} --use-opd --opd-type megatron --opd-teacher-load {{other}} --use-rollout-entropy",
+    "distillation": f"{GRPO} --use-opd --opd-type megatron --opd-teacher-load {{other}} --loss-type distillation"
+    " --set plugins.distillation.top_k=5 --set plugins.distillation.turn_weights=[1,0.5]",
+    "own teacher": f"{GRPO} --use-opd --opd-type self --loss-type distillation --set plugins.distillation.top_k=7"
+    " --set plugins.distillation.divergence=jsd --set plugins.distillation.tail=bucket",
     "logits": f"{GRPO} --loss-type custom_loss --custom-loss-function-path {HERE}.loss_of_logits",
     "reducer": f"{GRPO} --custom-pg-loss-reducer-function-path constant",
     "static packing": f"{GRPO} --micro-batch-size 3",

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.backends
 
 ALGORITHMS = (
     *("grpo", "gspo", "cispo", "per token", "ppo", "critic from elsewhere", "kl loss, entropy", "kl in reward"),
-    *("kept tokens", "tis", "old actor", "teacher"),
+    *("kept tokens", "tis", "old actor", "teacher", "distillation", "own teacher"),
 )
 RATIOS = ("sapo", "gmpo", "dppo", "lambdas", "vapo", "clip_cov", "kl_cov")
 REWARDS = ("opo", "gdpo", "gigpo", "mt_grpo", "turn_credit")
@@ -23,7 +23,7 @@ LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "DP2, ratios": (2, DP2, ("gmpo", "clip_cov", "kl_cov")),
     "TP2+SP": (2, SP, ("grpo", "tied", "ppo", "kl in reward", *EXPERTS)),
     "PP2": (2, PP2, (*ALGORITHMS, "tied", "experts")),
-    "VPP2": (2, VPP2, ("grpo", "tied", "ppo", "teacher", "old actor", "experts")),
+    "VPP2": (2, VPP2, ("grpo", "tied", "ppo", "teacher", "own teacher", "old actor", "experts")),
     "CP2": (2, CP2, (*ALGORITHMS, "a user's correction", "experts")),
     "DP2": (2, DP2, ("grpo", "gspo", "per token", "ppo", "tis", "kl in reward")),
     "EP2": (2, EP2, EXPERTS),

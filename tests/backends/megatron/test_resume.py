@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, Slime, TinyRun
 from tests.run_files import timeless
+from tests.turn_worlds import FAN_OUT, WORLD
 
 pytestmark = pytest.mark.backends
 
@@ -78,3 +79,27 @@ def test_the_adaptive_kl_coefficient_is_resumed(tiny: TinyRun, slime_ranks: Slim
     coefficients = [line.get("rollout/kl_coefficient") for line in timeless(whole)]
     assert coefficients[0] is None
     assert 0.1 != coefficients[1] != coefficients[2]
+
+
+@pytest.mark.parametrize("name", ["gigpo", "vapo"])
+def test_turns_of_partial_rollouts_and_fan_out_are_resumed(
+    name: str, tiny: TinyRun, slime_ranks: Slime, tmp_path: Path
+) -> None:
+    (tmp_path / "world.py").write_text(WORLD)
+    (tmp_path / "fan_out.py").write_text(FAN_OUT)
+    flags = {
+        **FLAGS, "num_rollout": 3, "custom_generate_function_path": tmp_path / "fan_out.py",
+        "environment_path": tmp_path / "world.py", "custom_rm_path": None, "rm_workers": None, "label_key": None,
+        "apply_chat_template": None, "rollout_max_response_len": 40, "partial_rollout": True,
+        "over_sampling_batch_size": 6, "advantage_estimator": name,
+        "set": "plugins.multi_turn={max_turn_tokens: 3, reward: sum}",
+    }  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    slime_ranks("train", *tiny.argv(whole, **flags))
+    slime_ranks("train", *tiny.argv(parts, **{**flags, "num_rollout": 1}))
+    slime_ranks("train", *tiny.argv(parts, **flags, load=parts))
+    assert timeless(parts) == timeless(whole)
+    assert all(line["train/grad_norm"] > 0 for line in timeless(whole))
+    last = "checkpoints/rollout_0000002/model.safetensors"
+    found, expected = load_file(parts / last), load_file(whole / last)
+    assert all((found[name] == tensor).all() for name, tensor in expected.items())

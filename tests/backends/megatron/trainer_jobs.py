@@ -216,7 +216,7 @@ def gathered_places() -> tuple[torch.Tensor, torch.Tensor]:
     """Two entries here and three there -> five in order, and the gradient of their cubes on this rank."""
     from slime_trainer_megatron.layout import Layout
     from slime_trainer_megatron.process_groups import ProcessGroups
-    from slime_trainer_megatron.step.context_parallel import gather_places
+    from slime_trainer_megatron.step.heads import gather_places
 
     groups = ProcessGroups(Layout(context=2), "cpu", 1)
     places = torch.tensor([0, 3] if groups.context_rank == 0 else [1, 4, 2])

@@ -20,7 +20,14 @@ def test_flops_are_two_per_weight_and_token() -> None:
     attention = {n: 3 * 2 * n * n * 8 for n in (5, 7)}
     forward = {n: 2 * n * weights + attention[n] for n in (5, 7)}
     assert measure.step_flops(HF, [5, 7]) == 3 * (forward[5] + forward[7])
-    assert measure.decode_flops(HF, [2, 3], [3, 4]) == forward[5] + forward[7]
+
+
+def test_flops_of_generation_are_those_that_it_needs() -> None:
+    token, head, pair, keys = 2 * (2 * 64 + 2 * 32 + 3 * 96), 2 * 400, 4 * 8, 2 * 2 * 32
+    prompt = 2 * (2 * token + pair * 3) + (keys + token + pair * 2) + head
+    rest = 3 * (token + pair * 3) + head + 3 * (token + pair * 4) + head
+    assert measure.decode_flops(HF, [[5, 6]], [3]) == prompt + rest
+    assert measure.decode_flops(HF, [[5, 6], [5, 6]], [3, 1]) == prompt + rest
 
 
 def test_peak_memory_sees_what_is_gone_at_the_end() -> None:

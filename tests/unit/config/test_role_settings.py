@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_trainer_megatron.arguments.role_settings import settle_role_settings
 
 from slime_core.config import Args
 from slime_core.config.foreign import find_owners
-from slime_core.config.role_settings import settle_role_settings
 from slime_core.errors import ConfigError
 from slime_core.launch.roles import role_args
 from tests.unit.config.conftest import Load

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from slime_commands.eval.generation import warn_inline_only
 from slime_launcher_ray import plugin
 from slime_launcher_ray.plugin import ray_address
 
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError, PluginNotFoundError
-from slime_core.launch.launchers import settle_launcher, warn_inline_only
+from slime_core.launch.launchers import settle_launcher
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_commands.eval.own_directory import own_directory
+from slime_commands.eval.generation import own_directory
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config.run_files import HEADER

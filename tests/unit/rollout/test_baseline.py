@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from slime_data import greedy_baseline
+from slime_runs.metrics import rollout_metrics
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
@@ -16,7 +17,6 @@ from slime_core.rollout.batch import make_batch
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.metrics import rollout_metrics
 from slime_core.rollout.pool import RolloutContext, generate_rollout
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample, SampleStatus

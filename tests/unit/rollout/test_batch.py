@@ -67,6 +67,20 @@ def test_groups_go_by_group_index_not_by_position() -> None:
     assert mixed.rewards == [0.5, -10.0, -0.5, 10.0]
 
 
+def test_an_adapter_is_compared_with_its_own_samples_of_a_group() -> None:
+    scores: dict[str | None, tuple[float, float]] = {"solver": (1.0, 0.0), "critic": (10.0, 30.0), None: (2.0, 4.0)}
+    talks = [
+        sample(0, rewards[i], rollout_id=i, train_metadata=name and {"adapter": name})
+        for i in range(2)
+        for name, rewards in scores.items()
+    ]
+    args = Args(lora_rank=4, lora_adapters=["solver", "critic"])
+    batch = make_batch(args, 0, [talks], Centred(args))
+    assert (batch.rewards, batch.group_indices) == ([0.5, -10.0, -1.0, -0.5, 10.0, 1.0], [0] * 6)
+    together = build([talks]).rewards  # the metadata are the user's without --lora-adapters
+    assert together == [score - (13 / 3 + 34 / 3) / 2 for score in (1.0, 10.0, 2.0, 0.0, 30.0, 4.0)]
+
+
 def test_mapping_rewards_use_the_reward_key() -> None:
     args = Args(reward_key="score")
     batch = make_batch(args, 0, [[sample(0, {"score": 3.0, "other": 1})]], EstimatorBase(args))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from slime_runs.metrics import eval_metrics
 
 from slime_core.data.dumps import to_json
 from slime_core.errors import RolloutError
-from slime_core.rollout.metrics import eval_metrics
 from slime_core.rollout.pool import drawn_groups
 from slime_core.rollout.reward import reward_problem
 from slime_core.rollout.stage import eval_output, train_output

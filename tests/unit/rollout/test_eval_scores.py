@@ -7,9 +7,9 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_runs.metrics import eval_metrics
 from slime_runs.scores import data_sets, majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
 
-from slime_core.rollout.metrics import eval_metrics
 from slime_core.sample import Sample
 
 VOTES = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.booleans()), min_size=1, max_size=8)

@@ -7,11 +7,11 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slime_runs.metrics import eval_metrics, rollout_metrics
 from slime_runs.sample_metrics import has_repetition, noted_metrics, pass_rates
 from slime_runs.scores import pass_at_k
 
 from slime_core.config import Args
-from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.sample import Sample
 
 ARGS = Args(log_passrate=True, rollout_max_response_len=3)

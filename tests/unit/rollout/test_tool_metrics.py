@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from slime_runs.metrics import sample_metrics
 from slime_runs.sample_metrics import tool_metrics
 
-from slime_core.rollout.metrics import sample_metrics
 from slime_core.sample import Sample
 
 

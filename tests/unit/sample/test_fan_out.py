@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_corrections.mis import MismatchImportanceSampling
 from slime_corrections.truncated import TruncatedImportanceSampling
+from slime_runs.metrics import eval_metrics, rollout_metrics
 
 from slime_core.config.schema import Args
 from slime_core.learning.corrector import Corrector
@@ -29,7 +30,6 @@ from slime_core.plugins.signatures import construct
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.fate import spread
-from slime_core.rollout.metrics import eval_metrics, rollout_metrics
 from slime_core.rollout.staleness import staleness_metrics
 from slime_core.sample import Group, PrefixCacheInfo, Sample, SpecInfo
 from slime_core.sample.types import execution_rewards, executions, shares, sibling_counts

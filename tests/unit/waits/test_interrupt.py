@@ -19,7 +19,7 @@ sys.setprofile(lambda *seen: None)
 (lambda: None)()
 sys.setprofile(None)
 """
-MATH = "from slime_reward_math.limit import within\nassert within(0.05, lambda: [0 for _ in iter(int, 1)]) is None"
+MATH = "from slime_reward_math import within\nassert within(0.05, lambda: [0 for _ in iter(int, 1)]) is None"
 LATE = "take_late(TimeoutError)"
 
 

@@ -77,7 +77,7 @@ def grade_answer_verl(solution_str: str, ground_truth: str) -> bool:
 
 def _spelling(wanted_by: str) -> Any:
     _missing.plugin(_PLUGIN, wanted_by)
-    return _missing.plugin(f"{_PLUGIN}.spelling", wanted_by).normalized
+    return _missing.plugin(f"{_PLUGIN}", wanted_by).normalized
 
 
 __all__ = [

@@ -1,17 +1,23 @@
 """`slime config` (train): show settings and where each comes from.
 
 Loads no torch, unless the run names an estimator, whose own defaults count.
+
+The end of `slime train --help`: options of the plugins that the other flags and files on the command line select.
+
+Other plugins are not imported, so help stays fast and an installed but broken plugin cannot break it.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, SlimeError
 from slime_core.plugins.commands import Parser
 from slime_core.protocols import Command
 from slime_core.secrets import hidden_values
-from slime_core.text import json_text
+from slime_core.text import json_text, table
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -63,7 +69,6 @@ def _show(argv: list[str]) -> int:
 
 def _load_components(settings: Settings) -> None:
     """Find and import what the given settings name, as the run would. Raises PluginError for the first that fails."""
-    from slime_commands.check.plugin_help import named_components
     from slime_core.config.spec import flag_specs
     from slime_core.plugins.resolve import resolve
 
@@ -83,3 +88,53 @@ def as_json(settings: Settings, *, changed: bool = False) -> dict[str, Any]:
 
 
 command = Command(run, only_prints=True)
+
+
+def print_options(argv: Sequence[str]) -> None:
+    """Print a table per selected component that declares options, and the reason if a component cannot be loaded."""
+    rest = [word for word in argv if word != "-h" and not re.match(r"--help(-|$)", word)]
+    print("\nPlugin options:")
+    lines = [line for rows in _tables(rest) for line in (table(rows) if isinstance(rows, list) else [rows])]
+    hint = "name a component (--rm-type math) to see its options here; `slime plugins show rewards/math`"
+    for line in lines or [hint]:
+        print(f"  {line}")
+
+
+def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
+    from slime_core.config import load_settings
+    from slime_core.plugins.options import option_name, option_rows, options_model
+    from slime_core.plugins.resolve import resolve
+
+    try:
+        named = list(named_components(load_settings(argv, command="show")))
+    except SlimeError as error:
+        yield f"not known: {error}"
+        return
+    for kind, spec, flag in named:
+        if spec == "auto":
+            continue
+        try:
+            found = resolve(kind, spec, origin=flag)
+        except SlimeError as error:
+            yield f"not known: {error}"
+            continue
+        model, key = options_model(found.obj), option_name(found.ref)
+        for row in option_rows(model) if model is not None else ():
+            default = f"(default: {row.default})" if row.default else "(must be given)"
+            yield [(f"--set plugins.{key}.{row.name}={row.type.upper()}", f"{row.help} {default}".strip())]
+
+
+def named_components(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """Yield (kind, spec, flag) for every component that a file, the environment or a flag names."""
+    from slime_core.config.spec import flag_specs
+    from slime_core.plugins.discovery import search_as
+    from slime_core.plugins.kinds import flag_rows
+
+    search_as(settings.args)
+    for kind in flag_rows():
+        for flag in kind.flags:
+            name = flag.removeprefix("--").replace("-", "_")
+            if name not in flag_specs() or not settings.is_given(name):
+                continue
+            named = getattr(settings.args, name)
+            yield from ((kind.name, spec, flag) for spec in ([named] if isinstance(named, str) else named or []))

@@ -26,10 +26,10 @@ def _eval(argv: list[str]) -> int:
     own, argv = parser.parse_known_args(argv)
     with loading():
         from slime_commands.eval.evaluation import REPORT, evaluate, resumed_argv
+        from slime_commands.eval.generation import warn_inline_only
         from slime_core.checkpoint.run_dir import run_dir_of
         from slime_core.config import load_settings
         from slime_core.errors import ConfigError
-        from slime_core.launch.launchers import warn_inline_only
         from slime_core.launch.prepare import prepare
 
         settings = load_settings(resumed_argv(argv), command="eval")

@@ -16,8 +16,8 @@ from typing import Any
 
 from slime_runs.scores import prompts_of, score_values
 
+from slime_commands.eval.generation import own_directory
 from slime_commands.eval.intervals import CONFIDENCE, RESAMPLES, estimates
-from slime_commands.eval.own_directory import own_directory
 from slime_commands.eval.record import EvalRecord, read_state
 from slime_core.checkpoint.run_dir import CONFIG, run_dir_of, versions, write_text
 from slime_core.config.eval_config import located_deep

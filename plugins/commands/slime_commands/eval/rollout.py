@@ -19,10 +19,8 @@ def run(argv: list[str]) -> int:
 
 def _rollout(argv: list[str]) -> int:
     with loading():
-        from slime_commands.eval.own_directory import own_directory
+        from slime_commands.eval.generation import generate, own_directory, warn_inline_only
         from slime_core.checkpoint.run_dir import CONFIG, check_dumps, run_dir_of, write_summary, write_text
-        from slime_core.launch.inline import generate
-        from slime_core.launch.launchers import warn_inline_only
         from slime_core.launch.lock import open_run_dir
         from slime_core.launch.prepare import prepare
         from slime_core.plugins.presets import load_settings

@@ -1,8 +1,7 @@
 """`slime models` (train): list the architecture numbers of published models, for --model; import a GGUF file.
 
 Only the import loads torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with
-config.json when a run starts; the columns "embedded" and "megatron" say which trainer has a plugin for the family, and
-"transformers" that the embedded trainer and engine take it from there.
+config.json when a run starts. A column for each trainer says whether it takes the family.
 """
 
 from __future__ import annotations
@@ -20,10 +19,13 @@ from slime_core.text import json_text, plain
 if TYPE_CHECKING:
     from slime_commands.models.presets import ModelPreset
 
-_KINDS = {"embedded": "models", "megatron": "megatron_models"}
-"""Column of `slime models list` -> kind of the plugins that describe a family to such a trainer."""
-_TRANSFORMERS = "transformers"
-"""Column for families that the embedded trainer and engine take from transformers (`--model-impl`)."""
+_KINDS = ("models", "megatron_models")
+"""Kinds of the plugins that describe a family to slime's own decoder, and to Megatron."""
+_TRAINERS = ("embedded", "fsdp", "megatron")
+"""Columns of `slime models list`; "embedded" is the engine, too."""
+_NOTE = """
+embedded (trainer and engine) and fsdp: `slime` has a decoder of its own, `transformers` runs the class of transformers
+(--model-impl). The engines sglang and vllm serve the families of their release."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -81,12 +83,13 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
     from slime_core.plugins.manager import current_registry
     from slime_core.text import table
 
-    names = {trainer: {ref.name for ref in current_registry() if ref.kind == kind} for trainer, kind in _KINDS.items()}
-    names[_TRANSFORMERS] = _families_of_transformers()
+    own, megatron = ({ref.name for ref in current_registry() if ref.kind == kind} for kind in _KINDS)
+    transformers = _families_of_transformers()
     rows = []
     for preset in presets:
-        n = preset.numbers
-        known = {trainer: preset.model_type in families for trainer, families in names.items()}
+        n, family = preset.numbers, preset.model_type
+        run_by = "slime" if family in own else "transformers" if family in transformers else None
+        known = dict(zip(_TRAINERS, (run_by, run_by, family in megatron), strict=True))
         rows.append((preset, parameters(n), active_parameters(n), n.experts.number if n.experts else None, known))
     if as_json:
         found = [
@@ -104,7 +107,7 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
         ]
         print(json_text(found, indent=2))
         return
-    header = ("NAME", "FAMILY", "SIZE", "ACTIVE", "LAYERS", "EXPERTS", *map(str.upper, names))
+    header = ("NAME", "FAMILY", "SIZE", "ACTIVE", "LAYERS", "EXPERTS", *map(str.upper, _TRAINERS))
     cells = [
         (
             preset.name,
@@ -113,16 +116,16 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
             _billions(active),
             str(preset.numbers.layers),
             str(experts or ""),
-            *("yes" if known[trainer] else "" for trainer in names),
+            *("yes" if found is True else found or "" for found in known.values()),
         )
         for preset, size, active, experts, known in rows
     ]
-    print("\n".join(table([header, *cells])))
+    print("\n".join(table([header, *cells])), _NOTE, sep="\n")
 
 
 def _families_of_transformers() -> set[str]:
     """Return the families of the installed transformers, without importing it."""
-    found = importlib.util.find_spec(_TRANSFORMERS)
+    found = importlib.util.find_spec("transformers")
     if found is None or found.origin is None:
         return set()
     return {folder.name for folder in (Path(found.origin).parent / "models").iterdir() if folder.is_dir()}

@@ -62,7 +62,7 @@ def _processes(run: Prepared, parameters: int) -> Iterator[Finding]:
     on_gpu = args.device != "cpu" and torch.cuda.is_available()
     if count < 2 or on_gpu or launcher_traits(run.settings).spans_nodes:
         return
-    divides = traits_of(run.parts.trainer, TrainerTraits).reads_megatron
+    divides = traits_of(run.parts.trainer, TrainerTraits).collective_weights
     needs = 0 if divides else count * parameters * (_STATES if args.lora_rank is None else _STATES / 4)
     if parameters > _TINY and (count > cores or needs > has):
         copies = "" if divides else f", each with the whole model of {in_words(parameters)} parameters"

@@ -69,6 +69,8 @@ class Sharding:
     expert: int = 1
     expert_tensor: int = 1
     data: int = 1
+    fully: int = 1
+    """Ranks over which every parameter, gradient and moment is divided (FSDP); layers are gathered for a pass."""
     sequence_parallel: bool = False
     weight_bytes: int = 4
     """Bytes of a parameter in the forward pass."""
@@ -86,7 +88,7 @@ class Sharding:
         """Return the number of parameters of the fullest rank."""
         inner = parameters.total - parameters.embeddings - parameters.experts
         own = inner / (self.tensor * self.pipeline) + parameters.embeddings / self.tensor
-        return own + parameters.experts / (self.expert * self.expert_tensor * self.pipeline)
+        return (own + parameters.experts / (self.expert * self.expert_tensor * self.pipeline)) / self.fully
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,10 @@ def trainer_items(
         gpu: The device is one, so `--offload-train` moves the moments off it; gradients are freed everywhere.
     """
     own = sharding.share(parameters)
-    trained = own if args.lora_rank is None else lora_parameters(shape, args.lora_rank) / sharding.tensor
+    trained = own
+    if args.lora_rank is not None:
+        adapters = (1 + len(args.lora_adapters)) * lora_parameters(shape, args.lora_rank)
+        trained = adapters / (sharding.tensor * sharding.fully)
     copies = 1 + critic
     held = own * sharding.weight_bytes + (trained * sharding.weight_bytes if args.lora_rank is not None else 0)
     spread = sharding.data if sharding.spread_optimizer else 1
@@ -160,12 +165,23 @@ def trainer_items(
         items.append(kept("frozen models", frozen * own * sharding.weight_bytes, f"{frozen} x weights"))
     tokens = micro_batch_tokens(args, longest, sharding.context)
     working = activation_items(args, shape, sharding, tokens, chunk_elements)
+    if sharding.fully > 1:
+        working = [*working, gathered_item(args, parameters, shape, sharding)]
     update = trained * _UPDATE_BYTES / spread
     if update > sum(item.bytes for item in working):
         working = [
             Item("optimizer's update", update, f"{trained:,.0f} x {_UPDATE_BYTES} B{over}, more than a backward")
         ]
     return items + working
+
+
+def gathered_item(args: Args, parameters: Parameters, shape: DecoderShape, sharding: Sharding) -> Item:
+    """Return the memory of the parts that a rank gathers for a pass: embeddings, a layer and the next one."""
+    layer = (parameters.total - parameters.embeddings) / shape.num_layers
+    gradients = 0.0 if args.lora_rank is not None else parameters.embeddings + layer
+    elements = parameters.embeddings + 2 * layer + gradients
+    how = f"{elements:,.0f} x {sharding.weight_bytes} B: embeddings, two layers, gradients of one"
+    return Item("gathered layers", elements * sharding.weight_bytes, how)
 
 
 def activation_items(
@@ -203,6 +219,7 @@ def engine_items(
     longest: int,
     limit: int | None = None,
     share: float | None = None,
+    models: int = 1,
 ) -> list[Item]:
     """Return the memory of a device of an engine.
 
@@ -215,19 +232,20 @@ def engine_items(
         longest: Tokens of the longest sample, prompt included.
         limit: Largest number of tokens in the cache.
         share: Bytes of a device that the engine takes at most; samples that its cache has no room for wait.
+        models: Number of models that it serves: one with each adapter.
     """
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
     tokens = min(running * longest, limit) if limit else running * longest
     how = "at most"
     if share is not None:
-        room = max(0, int((share * size - parameters.total * dtype_bytes) / per_token))
+        room = max(0, int((share * size - models * parameters.total * dtype_bytes) / per_token))
         if room < tokens:
             tokens, how = room, f"for {room // longest} of {running} samples at full length; the rest waits"
     return [
         kept(
             ENGINE_WEIGHTS,
-            parameters.total * dtype_bytes / size,
-            f"{parameters.total:,} x {dtype_bytes} B / {size}",
+            models * parameters.total * dtype_bytes / size,
+            f"{parameters.total:,} x {dtype_bytes} B / {size}" + (f" x {models} (adapters)" if models > 1 else ""),
             offloaded=0.0,
         ),
         kept(

@@ -27,8 +27,7 @@ from slime_commands.plan.memory import (
     total,
     trainer_items,
 )
-from slime_commands.plan.numbers import model_numbers
-from slime_commands.plan.roofline import Seconds, seconds
+from slime_commands.plan.roofline import Seconds, model_numbers, seconds
 from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.errors import SlimeError
@@ -210,8 +209,9 @@ def _idle(args: Args, trainer: Any, placement: Placement, num_gpus: int) -> str:
         more = f"--colocate --actor-num-gpus-per-node {num_gpus}, or {apart}"
     else:
         generating = sum(len(engine.bundles) for engine in placement.engines)
+        part = "part" if traits_of(trainer, TrainerTraits).collective_weights else "copy"
         more = (
-            f"--actor-num-gpus-per-node {num_gpus - generating} (a copy of the model on each), or --train-backend"
+            f"--actor-num-gpus-per-node {num_gpus - generating} (a {part} of the model on each), or --train-backend"
             f" megatron --rollout-engine sglang {apart} --tensor-model-parallel-size {min(half, 2)} (a part on each)"
         )
     return f"{num_gpus - placement.num_gpus} of {num_gpus} GPUs are idle; type {more}"
@@ -244,10 +244,16 @@ def _seconds(model: _Model, placement: Placement, gpu_bytes: float | None) -> Se
 
 
 def sharding_of(trainer: Any, args: Args, processes: int, gpus: bool) -> Sharding:
-    """Return the trainer's layout of a model: whole in each process, unless its class reads Megatron's flags."""
-    half = args.dtype == "bfloat16" or (args.dtype == "auto" and gpus)
-    if not traits_of(trainer, TrainerTraits).reads_megatron:
-        return Sharding(data=processes, compute_bytes=2 if half else 4)
+    """Return the trainer's layout of a model: whole in each process, fully sharded, or by Megatron's flags."""
+    half, traits = args.dtype == "bfloat16" or (args.dtype == "auto" and gpus), traits_of(trainer, TrainerTraits)
+    compute = 2 if half else 4
+    if not traits.reads_megatron and traits.collective_weights:
+        # A shard and its gradient, and the optimizer's own copies of both.
+        return Sharding(
+            data=processes, fully=processes, gradient_bytes=8, master_bytes=4, compute_bytes=compute
+        )  # fmt: skip
+    if not traits.reads_megatron:
+        return Sharding(data=processes, compute_bytes=compute)
     layout = Layout.from_args(args)
     return Sharding(
         tensor=layout.tensor,
@@ -294,7 +300,7 @@ def _memory(model: _Model, placement: Placement, sharding: Sharding, gpu_bytes: 
         generating = engine_items(
             parameters, shape, size=len(first.bundles), dtype_bytes=sharding.compute_bytes,
             running=model.running(len(placement.engines)), longest=longest, limit=args.engine_max_tokens,
-            share=share,
+            share=share, models=1 + len(args.lora_adapters),
         )  # fmt: skip
         found.append(DeviceMemory(f"engine, each device of {len(placement.engines)}", generating, limit=share))
         if training and (placement.shared or placement.device == "cpu"):

@@ -78,6 +78,9 @@ class _Cohort:
         """Keep only the rows, or repeat some."""
         index = torch.tensor(rows, device=device)
         self.cache.reorder_cache(index)
+        for states in vars(self.cache).values():
+            if isinstance(states, list):  # tensors that a family keeps beside the cache's layers
+                states[:] = [s[index] if isinstance(s, torch.Tensor) else s for s in states]
         self.mask = None if self.mask is None else self.mask[index]
 
 
@@ -119,6 +122,7 @@ class TransformersRunner:
         """Cohorts of running sequences, largest first; rows of ended sequences stay until the next decode batch."""
         taken = inspect.signature(model.inner.base.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in taken else "past_key_values"
+        self._takes_positions = "position_ids" in taken
         self.pads = agree(self._probe, self._probe(alone=True))
         """Whether prompts of different lengths share a batch."""
         if not self.pads:
@@ -219,9 +223,11 @@ class TransformersRunner:
     def _decoded(self, cohort: _Cohort, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Feed a token [n] at its position [n] to each row; return hidden states [n, hidden]."""
         inputs: dict[str, Any] = {self._cache_name: cohort.cache}
+        if self._takes_positions:
+            inputs["position_ids"] = positions[:, None].to(self.device)
         if cohort.mask is not None:
             cohort.mask = torch.cat((cohort.mask, cohort.mask.new_ones(len(tokens), 1)), dim=1)
-            inputs |= {"attention_mask": cohort.mask, "position_ids": positions[:, None].to(self.device)}
+            inputs["attention_mask"] = cohort.mask
         states = self.model.states(tokens[:, None].to(self.device), use_cache=True, **inputs).last_hidden_state
         last: torch.Tensor = states[:, -1]
         return last

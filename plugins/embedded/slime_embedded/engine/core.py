@@ -287,16 +287,23 @@ class EngineCore:
         return everyone
 
     def _score_prompt(self, sequence: Sequence, states: torch.Tensor, start: int) -> None:
-        """Compute log-probs of the prompt tokens after `logprob_start`, at the request's temperature (greedy: 1)."""
+        """Compute log-probs of the prompt tokens after `logprob_start`, at the request's temperature (greedy: 1).
+
+        With `top_logprobs` also those of the likeliest tokens in their places.
+        """
         assert sequence.logprob_start is not None
         assert start <= sequence.logprob_start
         targets = torch.tensor(sequence.prompt_ids[sequence.logprob_start + 1 :], device=states.device)
         states = states[sequence.logprob_start - start : len(sequence.prompt_ids) - 1 - start]
-        sequence.prompt_log_probs = []
+        sequence.prompt_log_probs, sequence.prompt_top = [], []
         scale = 1.0 if sequence.params.greedy else sequence.params.temperature
         for part, ids in zip(torch.split(states, 512), torch.split(targets, 512)):
             scores = (self.runner.logits(part).float() / scale).log_softmax(dim=-1)
             sequence.prompt_log_probs.extend(scores.gather(1, ids[:, None]).squeeze(1).tolist())
+            if sequence.top_logprobs:
+                top = scores.topk(sequence.top_logprobs)
+                pairs = zip(top.values.tolist(), top.indices.tolist())
+                sequence.prompt_top.extend(list(zip(*pair)) for pair in pairs)
 
     def _decode(self) -> list[Sequence]:
         if self._batch is None or self._batch.steps_left <= 0:

@@ -147,7 +147,7 @@ class EmbeddedEngine:
             rid: Request id for `abort`; unique among running requests.
             session_id: Unused here; one engine serves all sessions.
             logprob_start: Also report log-probs of the prompt from this position on.
-            top_logprobs: Also report this many most likely tokens per step.
+            top_logprobs: Also report this many most likely tokens per step, and per prompt token with a log-prob.
             return_routed_experts: Also report the experts of every token but the last; None: if the run replays them.
             adapter: Adapter of `--lora-adapters` that generates; None: the shared one, or the whole model.
 
@@ -416,6 +416,8 @@ class EmbeddedEngine:
         }
         if (first := sequence.logprob_start) is not None:
             meta["input_token_logprobs"] = list(zip([None, *sequence.prompt_log_probs], sequence.prompt_ids[first:]))
+            if sequence.top_logprobs:
+                meta["input_top_logprobs"] = [None, *sequence.prompt_top]
         if routed_experts:
             meta["routed_experts"] = core.routed_experts(sequence)
         if sequence.top_logprobs:

@@ -93,7 +93,7 @@ class Sequence:
     logprob_start: int | None = None
     """Position from which log-probs of prompt tokens are returned; None for no prompt log-probs."""
     top_logprobs: int = 0
-    """Number of most likely tokens to report per output token."""
+    """Number of most likely tokens to report per output token, and per prompt token after `logprob_start`."""
     streaming: bool = False
     constraint: Constraint | None = None
     """Constraint on the next token, if the request has a grammar."""
@@ -110,6 +110,8 @@ class Sequence:
     """[output][top_logprobs] (log-prob, id)"""
     prompt_log_probs: list[float] = field(default_factory=list)
     """Log-probs of prompt tokens after `logprob_start`."""
+    prompt_top: list[list[tuple[float, int]]] = field(default_factory=list)
+    """[prompt tokens after `logprob_start`][top_logprobs] (log-prob, id)"""
     version_runs: list[tuple[int, int]] = field(default_factory=list)
     """(output index, weight version from this index on)."""
     arena: Arena | None = None

@@ -7,9 +7,10 @@ in one process. Gradients are summed, not averaged, because the loss is normalis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,22 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from slime_core.errors import CheckpointError, ConfigError
+from slime_core.models.lora import LoraSettings, merged
+from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
+from slime_embedded.fsdp.loading import empty_model, fill, parameters_on_meta
+from slime_embedded.hf.config import model_config
+from slime_embedded.hf.files import WeightFiles
+from slime_embedded.hf.model import TransformersModel
 from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.lora_linear import DOWN, UP, LoraLinear, adapter_weights, first_adapters, without_adapters
 from slime_embedded.trainer import state
+from slime_embedded.trainer.critic import Critic, critic_config, new_head
+from slime_embedded.trainer.frozen import REFERENCE
+from slime_embedded.trainer.lora import check_base
+from slime_embedded.trainer.model_files import left_out
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
@@ -31,9 +43,13 @@ from slime_embedded.trainer.shared_settings import Role
 from slime_embedded.trainer.torchrun import join_peers
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 
+T = TypeVar("T")
 _SHARDS = "shards"
 """Folder of the distributed checkpoint, beside the trainer's other files."""
-_USES = "actor_num_gpus_per_node actor_num_nodes kernels model_impl offload_train"
+_USES = (
+    "actor_num_gpus_per_node actor_num_nodes kernels lora_alpha lora_dropout lora_rank lora_target_modules model_impl"
+    " offload_train"
+)
 
 
 class FsdpTrainer(EmbeddedTrainer):
@@ -49,21 +65,48 @@ class FsdpTrainer(EmbeddedTrainer):
                 f"--ref-update-interval {args.ref_update_interval}: --train-backend fsdp keeps its reference; remove"
                 " it, or use --train-backend embedded"
             )
-        self._owns_group = False
-        super().__init__(args, role=role)
-        if self.config.images:
+        config = model_config(args.hf_checkpoint, args.model_impl)
+        if config.images:
             raise ConfigError(
-                f"--hf-checkpoint {args.hf_checkpoint}: a {self.config.model_type} model takes images, which"
+                f"--hf-checkpoint {args.hf_checkpoint}: a {config.model_type} model takes images, which"
                 " --train-backend fsdp does not train on; use --train-backend embedded"
             )
+        self._owns_group, self._seed = False, args.seed
+        super().__init__(args, role=role)
+
+    # -- loading -------------------------------------------------------------------------------------
+
+    def _load(self, directory: str) -> Decoder:
+        return empty_model(directory, self.settings)
+
+    def _load_critic(self) -> Decoder:
+        self.config = critic_config(self.config)
+        with parameters_on_meta():
+            return Critic(self.config, recompute=self.settings.recompute)
 
     def _new_optimizer(self, model: Decoder, adam: AdamSettings, schedule: LearningRateSchedule) -> FlatAdamW:
-        return ShardedAdamW(trained_parameters(self._sharded(model), self.settings), adam, schedule, self._parallel)
+        directory, lora = self.settings.hf_checkpoint, self.settings.lora
+        made = new_head(WeightFiles(directory), self.config) if isinstance(model, Critic) else {}
+        if lora is not None:
+            made = first_adapters(model, lora, self._seed)
+        self._filled(model, directory, made)
+        return ShardedAdamW(trained_parameters(model, self.settings), adam, schedule, self._parallel)
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
-        return self._sharded(super()._load_frozen(role, directory, reference_moves=reference_moves))
+        if self.settings.lora is not None and role == REFERENCE and directory == self.settings.hf_checkpoint:
+            return Unadapted(self.model)
+        return self._filled(self._load(directory), directory, {})
 
-    def _sharded(self, model: Decoder) -> Decoder:
+    def _filled(self, model: Decoder, directory: str, made: Mapping[str, torch.Tensor]) -> Decoder:
+        """Shard an empty model, and read this process's shards."""
+        self._shard(model)
+        fill(model, directory, self.device, made)
+        if isinstance(model, TransformersModel):
+            register_fsdp_forward_method(model, "probe")
+            model.probe()
+        return model
+
+    def _shard(self, model: Decoder) -> None:
         """Shard the parameters of each layer, and the rest, over the processes, in place."""
         if not dist.is_initialized():
             join_peers(self.device, self.settings.timeout_minutes, self.settings.distributed_backend)
@@ -79,7 +122,6 @@ class FsdpTrainer(EmbeddedTrainer):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
-        return model
 
     def _missing_passes(self, passes: int) -> int:
         counts = torch.zeros(self.world_size)
@@ -102,12 +144,22 @@ class FsdpTrainer(EmbeddedTrainer):
     # -- weights and checkpoints ---------------------------------------------------------------------
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield HF names and whole float32 tensors on rank 0, one at a time; a collective call."""
+        """Yield HF names and whole float32 tensors on rank 0, adapters merged, one at a time; a collective call."""
+        return in_files(self._whole_weights(), self.model.places)
+
+    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield whole parameters on rank 0, adapters merged; a collective call."""
+        adapted = {f"{name}.weight": m for name, m in self.model.named_modules() if isinstance(m, LoraLinear)}
         for name, parameter in self.model.named_parameters():
+            if name.rpartition(".")[2] in (DOWN, UP):
+                continue
             with torch.inference_mode(False):  # the engine reads in inference mode, in which shards are not gathered
-                whole = _whole(parameter.detach())
+                whole = _whole(parameter)
+                if name in adapted:
+                    layer = adapted[name]
+                    whole = merged(whole, _whole(layer.lora_A), _whole(layer.lora_B), layer.scale)
             if self.rank == 0:
-                yield from in_files([(name, whole)], self.model.places)
+                yield name, whole
 
     def save(self, directory: Path) -> None:
         """Write the HF-layout model tensor by tensor, and every process's shards; returns when all have written."""
@@ -115,11 +167,20 @@ class FsdpTrainer(EmbeddedTrainer):
         weights = self.named_weights()
         if self.rank == 0:
             state.write_model(
-                directory, weights, self.config, settings.hf_checkpoint, settings.save_dtype,
+                directory,
+                chain(weights, left_out(self.model, settings)),
+                self.config,
+                settings.hf_checkpoint,
+                settings.save_dtype,
                 shard_bytes=settings.save_shard_bytes,
-            )  # fmt: skip
+            )
         else:
             assert not list(weights)
+        if settings.lora is not None:
+            adapters = {name: _whole(shard) for name, shard in adapter_weights(self.model).items()}
+            if self.rank == 0:
+                modules = [name for name, _ in self.model.named_modules()]
+                write_adapter(directory / FOLDER, settings.lora, adapters, modules, settings.hf_checkpoint)
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(self._shards(settings.save_optim), checkpoint_id=directory / state.FOLDER / _SHARDS)
@@ -142,6 +203,8 @@ class FsdpTrainer(EmbeddedTrainer):
                 " weights alone, name it as --hf-checkpoint instead of --load"
             )
         settings = self.settings
+        if settings.lora is not None:
+            self._check_adapters(directory, settings.lora)
         if not settings.finetune:
             state.load_progress(directory, self.optimizer, settings, self.rank, self.world_size)
         try:
@@ -150,11 +213,35 @@ class FsdpTrainer(EmbeddedTrainer):
             raise CheckpointError(f"{shards}: does not fit this run: {error}") from error
         assert isinstance(self.optimizer, ShardedAdamW)
         self.optimizer.read_weights()
+        if settings.lora is not None:
+            self._check_base(directory)
+
+    def _check_adapters(self, directory: Path, lora: LoraSettings) -> None:
+        """Raise CheckpointError unless the directory's adapters have this run's settings."""
+        expected = {name: torch.empty(shard.shape) for name, shard in adapter_weights(self.model).items()}
+        read_adapter(directory / FOLDER, lora, expected)
+
+    def _check_base(self, directory: Path) -> None:
+        """Raise CheckpointError on all ranks unless the merged model is the one that the directory stores."""
+        weights, problem = self._whole_weights(), ""
+        if self.rank == 0:
+            try:
+                check_base(directory, weights, self.model, self.settings.hf_checkpoint)
+            except CheckpointError as error:
+                problem = str(error)
+        for _ in weights:
+            pass  # the other ranks gather every tensor
+        if message := self.broadcast(problem.encode() if self.rank == 0 else None).decode():
+            raise CheckpointError(message)
 
     def _shards(self, with_moments: bool) -> dict[str, Any]:
         """Return the live shards by name, which a distributed checkpoint writes and reads in place."""
         assert isinstance(self.optimizer, ShardedAdamW)
-        found: dict[str, Any] = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        found: dict[str, Any] = {
+            name: parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if self.settings.lora is None or parameter.requires_grad
+        }
         return {"model": found, **({"optimizer": self.optimizer.sharded_moments()} if with_moments else {})}
 
     def close(self) -> None:
@@ -166,7 +253,36 @@ class FsdpTrainer(EmbeddedTrainer):
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    assert isinstance(tensor, DTensor)
+    return tensor.detach().full_tensor()
+
+
+class Unadapted(Decoder):
+    """A model with adapters as if it had none, in its own memory.
+
+    Args:
+        model: Model with LoRA layers.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        nn.Module.__init__(self)
+        self.config = model.config
+        self._adapted = [model]  # not registered as a part: its adapters are trained
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """Weight of the output layer, [vocab, hidden]."""
+        return self._adapted[0].head_weight
+
+    def through(self, head: Callable[[torch.Tensor], T], *inputs: Any, **keywords: Any) -> T:
+        """Return `head` of the hidden states as `Decoder.through`."""
+        (model,) = self._adapted
+        with without_adapters(model):
+            return model.through(head, *inputs, **keywords)
+
+    def log_probs(self, hidden: torch.Tensor, **how: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return log-probs and entropy as `Decoder.log_probs`; called by the head of `through`."""
+        return self._adapted[0].log_probs(hidden, **how)
 
 
 class ShardedAdamW(FlatAdamW):

@@ -12,12 +12,6 @@ from slime_core.errors import ConfigError, PluginNotFoundError
 from slime_core.models.config import ModelConfig, load_model_config, read_hf_config
 from slime_embedded.hf.model import TransformersModel
 
-UNPROVEN = {
-    "bamba", "gemma4", "gemma4_text", "jamba", "llama4", "llama4_text", "minimax", "nemotron_h", "phimoe",
-    "qwen3_5_moe", "qwen3_5_moe_text",
-}  # fmt: skip
-"""Families whose tiny models fail or differ from a plain float64 pass in the tests; they are refused."""
-
 
 def model_config(directory: str | Path, implementation: str = "auto") -> ModelConfig:
     """Return the configuration of the model in an HF-layout directory.
@@ -57,11 +51,6 @@ def transformers_config(directory: str | Path) -> ModelConfig:
         raise ConfigError(
             f"{directory}/config.json: the installed transformers has no causal language model of model_type"
             f" {family!r}; a newer release may have it, or write the family's plugin: docs/plugins/models.md"
-        )
-    if family in UNPROVEN:
-        raise ConfigError(
-            f"{directory}/config.json: model_type {family!r} through transformers failed slime's comparison with a"
-            " plain pass, so it is refused; docs/trainers/families.md lists the families that passed"
         )
     if "quantization_config" in hf:
         raise ConfigError(

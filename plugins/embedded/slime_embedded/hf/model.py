@@ -2,14 +2,15 @@
 
 `from_directory` loads the model and probes it: which layouts of a batch give each sequence the hidden states that it
 has alone, and how hidden states become logits. Some families mix packed samples without an error, and a release of
-transformers can change any, so there is no list of families. Dropout and the jitter of routers are turned off, since
-two passes over a sample must agree.
+transformers can change any, so there is no list of families. Dropout is turned off and routers run in evaluation mode,
+since two passes over a sample must agree.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import ModelConfig
-from slime_embedded.hf.places import places
+from slime_embedded.hf.files import WeightFiles
+from slime_embedded.hf.places import Places, places
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.logprobs import CHUNK_ELEMENTS, log_probs_from_logits, token_log_probs
 from slime_embedded.models.packed import GROUP_RATIO, PackedLayout
@@ -33,15 +35,18 @@ _EXACT = 1e-4
 """Difference of hidden states, relative to the largest, below which it is rounding; mixed samples differ by 0.1."""
 _LARGE = 200.0
 """Logits of the probe, large enough to show a soft cap."""
-_OFF = ("dropout", "_pdrop", "_jitter_noise")
+_OFF = ("dropout", "_pdrop")
 _OWN = {"local_files_only": True, "trust_remote_code": False}
+_CANNOT = (OSError, ValueError, ImportError, RuntimeError, AttributeError, KeyError, TypeError)
+"""Errors of transformers for models that it cannot build or load."""
 
 
 class _Unregistered:
     """Modules and functions that `nn.Module` must not register a second time."""
 
     def __init__(self, loaded: Any) -> None:
-        self.model, self.base, self.head = loaded, loaded.base_model, loaded.get_output_embeddings()
+        self.model, self.head = loaded, loaded.get_output_embeddings()
+        self.base = loaded.model if loaded.base_model is loaded else loaded.base_model
 
 
 class _States:
@@ -57,6 +62,17 @@ class _States:
         return self.last_hidden_state if index == 0 else ()
 
 
+def quiet_config(directory: str) -> Any:
+    """Return the configuration that transformers reads, without dropout. Raises as AutoConfig does."""
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(directory, **_OWN)
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name in [name for name in vars(part) if name.endswith(_OFF) and isinstance(getattr(part, name), float)]:
+            setattr(part, name, 0.0)
+    return config
+
+
 def load_transformers(auto: str, directory: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Any:
     """Load a model of an HF-layout directory by the class `auto` of transformers, in evaluation mode.
 
@@ -67,13 +83,10 @@ def load_transformers(auto: str, directory: str, device: torch.device | str, dty
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, **_OWN)
-        for part in {id(part): part for part in (config, config.get_text_config())}.values():
-            for name in [name for name in vars(part) if name.endswith(_OFF) and isinstance(getattr(part, name), float)]:
-                setattr(part, name, 0.0)
         load: Any = getattr(transformers, auto).from_pretrained
+        config = quiet_config(directory)
         loaded, info = load(directory, config=config, dtype=dtype, output_loading_info=True, **_OWN)
-    except (OSError, ValueError, ImportError, RuntimeError, AttributeError, KeyError, TypeError) as error:
+    except _CANNOT as error:
         raise ConfigError(f"{directory}: transformers cannot load its model: {error}") from error
     problems = [f"missing {name}" for name in sorted(info["missing_keys"])]
     problems += [f"unknown {name}" for name in sorted(info["unexpected_keys"])]
@@ -96,7 +109,11 @@ class TransformersModel(Decoder):
         for name, child in loaded.named_children():
             self.add_module(name, child)
         self.inner = _Unregistered(loaded)
-        self.places = places(loaded, [name for name, _ in self.named_parameters()])
+        if loaded.config.get_text_config() is not loaded.config:  # parts for images have no gradient
+            self.requires_grad_(False)
+            for part in (loaded.get_decoder(), self.inner.head):
+                part.requires_grad_(True)
+        self.places: Places = places(loaded, [name for name, _ in self.named_parameters()])
         self.exact = {ALONE}
         """Layouts that give each sequence the hidden states that it has alone."""
         self.scale: float | None = None
@@ -116,15 +133,44 @@ class TransformersModel(Decoder):
         found.probe()
         return found
 
+    @classmethod
+    def without_weights(cls, config: ModelConfig, directory: str) -> TransformersModel:
+        """Build the model of a directory with undefined weights; it must be probed when it has its own."""
+        from transformers import AutoModelForCausalLM
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        try:
+            built: Any = AutoModelForCausalLM.from_config(quiet_config(directory), dtype=torch.float32)
+        except _CANNOT as error:
+            raise ConfigError(f"{directory}: transformers cannot build its model: {error}") from error
+        found = cls(config, loaded=built.eval())
+        if not found.held <= WeightFiles(directory).shapes.keys():
+            # Without a loaded file, transformers does not know the prefix that a language model has among other parts.
+            built._weight_conversions = get_model_conversion_mapping(built, add_legacy=False)
+            found.take_places(built)
+        return found
+
+    def take_places(self, loaded: Any) -> None:
+        """Take the names of files that transformers gives the parameters of a model that it has loaded."""
+        self.places = places(loaded, [name for name, _ in self.named_parameters()])
+
+    @property
+    def held(self) -> set[str]:
+        """Return the names of the files' tensors that the parameters hold."""
+        return {place.name for found in self.places.values() for place in found}
+
     def recompute_layers(self) -> None:
         """Keep only each layer's input for the backward pass. Raises ConfigError if the class cannot."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
         model = self.inner.model
         if not model.supports_gradient_checkpointing:
             raise ConfigError(
                 f"--recompute-granularity full: {type(model).__name__} of transformers recomputes no layers; remove it"
             )
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()  # a layer is recomputed in training mode only
+        for layer in (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)):
+            layer.training = True  # recomputed in training mode only; its parts stay in evaluation mode
 
     @property
     def description(self) -> str:
@@ -138,6 +184,16 @@ class TransformersModel(Decoder):
         how = next(text for layout, text in shared.items() if layout in self.exact)
         kind = model.config._attn_implementation
         return f"{type(model).__name__} of transformers, {kind} attention: samples go {how}"
+
+    def ignored(self, names: Iterable[str]) -> set[str]:
+        """Return the names of the files' tensors that transformers does not load, such as layers for prediction."""
+        patterns = self.inner.model._keys_to_ignore_on_load_unexpected or ()
+        return {name for name in set(names) - self.held if any(re.search(pattern, name) for pattern in patterns)}
+
+    def left_out(self, directory: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of a directory that the model does not hold, such as a vision tower's."""
+        files = WeightFiles(directory)
+        yield from ((name, files.read(name)) for name in sorted(self.ignored(files.shapes)))
 
     # -- hidden states -------------------------------------------------------------------------------
 

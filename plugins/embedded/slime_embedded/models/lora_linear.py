@@ -7,6 +7,7 @@ Used by the embedded trainer. A model with adapters has the parameters `X.lora_A
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -41,9 +42,13 @@ class LoraLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self.lora_A, self.lora_B = nn.Parameter(down), nn.Parameter(up)
         self.scale, self.merge = scale, merge
+        self.adapted = True
+        """Whether the adapter takes part."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [..., in] to [..., out]."""
+        if not self.adapted:
+            return functional.linear(x, self.weight, self.bias)
         if self.merge:
             result: torch.Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
                 x, self.weight, self.lora_A, self.lora_B, self.bias, self.scale
@@ -112,6 +117,29 @@ def add_adapters(
         down, up = first_adapter(drawn_for, linear.weight.shape, lora.rank, seed)
         setattr(owner, word, LoraLinear(linear, down.to(device), up.to(device), lora.scale, merge=merge))
     return chosen
+
+
+def first_adapters(model: nn.Module, lora: LoraSettings, seed: int) -> dict[str, torch.Tensor]:
+    """Return the first values of a model's shared adapters by name, as `add_adapters` sets them."""
+    found: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            pair = first_adapter(f"{name}.weight", module.weight.shape, lora.rank, seed)
+            found |= dict(zip((f"{name}.{DOWN}", f"{name}.{UP}"), pair))
+    return found
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Leave the adapters of a model out of its passes."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    for layer in layers:
+        layer.adapted = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.adapted = True
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

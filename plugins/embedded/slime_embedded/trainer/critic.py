@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from slime_core.models.config import ModelConfig
+from slime_embedded.hf.files import WeightFiles
 from slime_embedded.models.decoder import Decoder
 
 HEAD = ("score.weight", "score.bias")
@@ -67,3 +68,11 @@ def with_head(
     fits = all(name in found and tuple(found[name].shape) == shape for name, shape in shapes.items())
     for name, shape in shapes.items():
         yield name, found[name] if fits else torch.zeros(shape, device=device)
+
+
+def new_head(files: WeightFiles, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Return a head of zeros, unless the files have a head for one value."""
+    shapes = dict(zip(HEAD, ((1, config.hidden_size), (1,))))
+    if all(files.shapes.get(name) == shape for name, shape in shapes.items()):
+        return {}
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}

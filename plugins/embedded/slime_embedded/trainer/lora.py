@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from slime_core.errors import CheckpointError, TrainError
-from slime_core.models.hf_io import read_weights
 from slime_core.models.lora import LoraSettings, module_of, same_weight
 from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
 from slime_core.sample import TrainBatch
+from slime_embedded.hf.files import WeightFiles
+from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.lora_linear import ADAPTERS, UP, LoraLinear, adapter_weights, add_adapters, merged_weights
 from slime_embedded.trainer.optimizer import FlatAdamW
@@ -84,10 +85,11 @@ def step_adapters(optimizers: Mapping[str, FlatAdamW], trained: Sequence[float])
         whose step was skipped; and `grad_norm/NAME` of each adapter.
     """
     found = {name: optimizer.step() for (name, optimizer), count in zip(optimizers.items(), trained) if count}
+    first = next(iter(optimizers.values()))
     norms = {name: found[name]["grad_norm"] if name in found else 0.0 for name in optimizers}
     return {
         "grad_norm": math.hypot(*norms.values()),
-        "lr": max((each["lr"] for each in found.values()), default=0.0),
+        "lr": max(each["lr"] for each in found.values()) if found else first.schedule.at(first.steps),
         "skipped_steps": sum(each["skipped_steps"] for each in found.values()),
         **{f"grad_norm/{name or SHARED}": norm for name, norm in norms.items()},
     }
@@ -121,11 +123,17 @@ def load_adapter(directory: Path, model: Decoder, lora: LoraSettings, checkpoint
         )
     adapters = adapter_weights(model)
     read_adapter(directory / FOLDER, lora, adapters)
-    stored = dict(read_weights(directory))
-    for name, tensor in merged_weights(model):
-        there, adapted = stored.get(name), f"{module_of(name)}.{UP}" in adapters
-        if there is None or not same_weight(there, tensor, adapted=adapted):
-            raise CheckpointError(
-                f"{directory}: its adapters were trained on other weights than --hf-checkpoint {checkpoint}: merged,"
-                f" {name} is not what is stored; name the checkpoint they started from"
-            )
+    check_base(directory, merged_weights(model), model, checkpoint)
+
+
+def check_base(directory: Path, weights: Iterable[tuple[str, torch.Tensor]], model: Decoder, checkpoint: str) -> None:
+    """Raise CheckpointError unless the merged parameters `weights` are those that the directory stores."""
+    stored, adapters = WeightFiles(directory), adapter_weights(model)
+    for parameter, whole in weights:
+        adapted = f"{module_of(parameter)}.{UP}" in adapters
+        for name, tensor in in_files([(parameter, whole)], model.places):
+            if name not in stored.shapes or not same_weight(stored.read(name), tensor, adapted=adapted):
+                raise CheckpointError(
+                    f"{directory}: its adapters were trained on other weights than --hf-checkpoint {checkpoint}:"
+                    f" merged, {name} is not what is stored; name the checkpoint they started from"
+                )

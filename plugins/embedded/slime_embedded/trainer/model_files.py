@@ -28,6 +28,12 @@ def published_weights(model: Decoder, settings: TrainerSettings) -> Iterator[tup
     return in_files(merged(model, settings), model.places)
 
 
+def left_out(model: Decoder, settings: TrainerSettings) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of `--hf-checkpoint` that the model does not hold."""
+    if isinstance(model, TransformersModel):
+        yield from model.left_out(settings.hf_checkpoint)
+
+
 def save(directory: Path, model: Decoder, config: ModelConfig, settings: TrainerSettings) -> None:
     """Write the HF-layout model, and its adapters if any; `config` is the content of its config.json."""
     state.save_model(
@@ -36,6 +42,7 @@ def save(directory: Path, model: Decoder, config: ModelConfig, settings: Trainer
         config,
         settings.hf_checkpoint,
         settings.save_dtype,
+        others=left_out(model, settings),
         exact=settings.lora is None,
         shard_bytes=settings.save_shard_bytes,
     )
@@ -53,7 +60,8 @@ def load(directory: Path, model: Decoder, settings: TrainerSettings) -> None:
 
         load_adapter(directory, model, settings.lora, settings.hf_checkpoint)
         return
-    state.load_model(directory, dict(in_files(tensors(model).items(), model.places)))
+    others = {name for name, _ in left_out(model, settings)}
+    state.load_model(directory, dict(in_files(tensors(model).items(), model.places)), others.__contains__)
 
 
 def load_model(directory: str, settings: TrainerSettings, device: torch.device) -> Decoder:

@@ -248,11 +248,7 @@ logger = logging.getLogger(__name__)
 
 def trained_parameters(model: Decoder, settings: TrainerSettings) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and parameters to optimize; freezes the others. Raises as `CommonSettings.trained`."""
-    trainable = {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if settings.lora is None or parameter.requires_grad  # all but the adapters is frozen
-    }
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     chosen, warnings = settings.trained([(name, "") for name in trainable])
     for name, parameter in trainable.items():
         parameter.requires_grad_(name in chosen)

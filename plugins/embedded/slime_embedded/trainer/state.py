@@ -16,7 +16,8 @@ Safetensors and JSON only. The caller makes the save atomic: it passes a directo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from slime_embedded.trainer.settings import TrainerSettings
 from slime_embedded.trainer.state_files import capture_rng, restore_rng, restored_states, write_json
 
 _FORMAT = 1
+_TIED = "lm_head.weight"
+"""Tensor that files of a tied model may have and the model has not."""
 FOLDER, _STATE, _OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
 _MASTER, REFERENCE, OLD_ACTOR = "master.safetensors", "reference.safetensors", "old_actor.safetensors"
 
@@ -50,11 +53,15 @@ def save_model(
     assets: str,
     dtype: torch.dtype,
     *,
+    others: Iterable[tuple[str, torch.Tensor]] = (),
     exact: bool = True,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write an HF-layout model in `dtype`; with `exact`, also write the float32 weights if `dtype` is not float32."""
-    write_model(directory, weights.items(), config, assets, dtype, shard_bytes=shard_bytes)
+    """Write an HF-layout model in `dtype`; with `exact`, also write the float32 weights if `dtype` is not float32.
+
+    `others` are tensors of its files that the trainer does not hold.
+    """
+    write_model(directory, chain(weights.items(), others), config, assets, dtype, shard_bytes=shard_bytes)
     if exact and dtype != torch.float32:
         _write_tensors(directory / FOLDER / _MASTER, weights)
 
@@ -75,14 +82,19 @@ def write_model(
     write_weights(directory, ((name, tensor.to(dtype)) for name, tensor in weights), shard_bytes=shard_bytes)
 
 
-def load_model(directory: Path, into: Mapping[str, torch.Tensor]) -> None:
-    """Copy the stored weights into the tensors of `into`; prefer the float32 weights if they were written."""
+def load_model(
+    directory: Path, into: Mapping[str, torch.Tensor], others: Callable[[str], bool] = lambda name: False
+) -> None:
+    """Copy the stored weights into the tensors of `into`; prefer the float32 weights if they were written.
+
+    `others` returns whether a name is of a tensor that the trainer does not hold.
+    """
     master = directory / FOLDER / _MASTER
     try:
         files = [master] if master.is_file() else weight_files(directory)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
-    read_into(files, into, ignore="lm_head.weight")
+    read_into(files, into, lambda name: _TIED if others(name) else name, ignore=_TIED)
 
 
 def save_frozen(directory: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:

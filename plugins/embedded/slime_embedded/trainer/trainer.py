@@ -27,7 +27,7 @@ from slime_embedded import kernels
 from slime_embedded.hf.config import model_config, transformers_config
 from slime_embedded.hf.model import TransformersModel
 from slime_embedded.models.decoder import Decoder
-from slime_embedded.models.logprobs import log_probs_from_logits
+from slime_embedded.models.logprobs import CHUNK_ELEMENTS, log_probs_from_logits
 from slime_embedded.trainer import model_files, state
 from slime_embedded.trainer.frozen import OLD_ACTOR, REFERENCE, FrozenModels
 from slime_embedded.trainer.microbatch import MicroBatch, keep_routing, pack, routing_of, through
@@ -93,16 +93,14 @@ class EmbeddedTrainer:
         self.device = self._parallel.device
         self.compute_dtype = settings.compute_dtype(self.device)
         self.config = config
-        self.model: Decoder = (
-            load_model(settings.hf_checkpoint, settings, self.device) if role == "actor" else self._load_critic()
-        )
-        if isinstance(self.model, TransformersModel) and self.rank == 0:
-            print(f"slime: {self.model.description}", file=sys.stderr, flush=True)
+        self.model: Decoder = self._load(settings.hf_checkpoint) if role == "actor" else self._load_critic()
         if settings.lora is not None:
             from slime_embedded.models.lora_linear import add_adapters
 
             add_adapters(self.model, settings.lora, args.seed, merge=settings.batch_invariant)
         self.optimizer = self._new_optimizer(self.model, adam, schedule)
+        if isinstance(self.model, TransformersModel) and self.rank == 0:
+            print(f"slime: {self.model.description}", file=sys.stderr, flush=True)
         self._policies = {"": Policy(self.model, self.optimizer)}
         """Adapters by name; "" is the shared one, and the only one without `--lora-adapters`."""
         for name in settings.adapters:
@@ -197,12 +195,15 @@ class EmbeddedTrainer:
         return flat[:: len(flat) >> 16 | 1]
 
     def _load_frozen(self, role: str, directory: str, *, reference_moves: bool) -> Decoder:
-        # With adapters the actor's base weights never change, so a reference with the same weights needs no memory.
-        shared = self.settings.lora is not None and directory == self.settings.hf_checkpoint
-        if shared and role == REFERENCE and not reference_moves:
+        # With adapters the actor's base weights never change, so a model with the same weights needs no memory.
+        moves = role == OLD_ACTOR or (role == REFERENCE and reference_moves)
+        if self.settings.lora is not None and directory == self.settings.hf_checkpoint and not moves:
             from slime_embedded.trainer.lora import base_of
 
             return base_of(self.model)
+        return self._load(directory)
+
+    def _load(self, directory: str) -> Decoder:
         return load_model(directory, self.settings, self.device)
 
     def _load_critic(self) -> Decoder:
@@ -244,6 +245,33 @@ class EmbeddedTrainer:
         run = partial(self._recorded, "actor", batch, with_entropy=True)
         log_probs, entropies = self._over(model, batch, micro_batches, run)
         return log_probs, entropies
+
+    def over_logits(
+        self,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        read: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]],
+        *,
+        role: str = "actor",
+    ) -> list[list[torch.Tensor]]:
+        """Return the results of `read` per sample; see `protocols.Trainer`. Raises as `log_probs`."""
+        model, settings = self._language_model(role), self.settings
+        size = settings.log_probs_chunk_size
+        rows = size if size > 0 else max(1, CHUNK_ELEMENTS[self.device.type] // model.config.vocab_size)
+
+        def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
+            own = self._actor_of(batch, micro.positions) if model is self.model else model
+
+            def head(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                parts = zip(torch.split(hidden, rows), torch.split(micro.targets, rows))
+                logits = ((own.logits(h.to(self.compute_dtype)).float(), t) for h, t in parts)
+                found = [read(scores / settings.temperature, t) for scores, t in logits]
+                return tuple(torch.cat(column) for column in zip(*found, strict=True))
+
+            with self._compute():
+                return through(own, micro, head)
+
+        return self._over(model, batch, micro_batches, run)
 
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return [response_length] float32 values per sample of the batch, without gradient.

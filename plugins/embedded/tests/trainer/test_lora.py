@@ -413,9 +413,7 @@ def test_two_plus_two_steps_of_several_adapters_equal_four(
 ) -> None:
     def steps(trainer: EmbeddedTrainer, numbers: range) -> list[dict[str, float]]:
         names = ["planner", "solver", None, "planner"]
-        batches = [
-            named(make_batch(4, seed=s, rollout_id=s), *names[s % 3 :], *names[: s % 3]) for s in numbers
-        ]  # fmt: skip
+        batches = [named(make_batch(4, seed=s, rollout_id=s), *names[s % 3 :], *names[: s % 3]) for s in numbers]
         return [trainer.train_step(batch, MICRO, noisy_loss).metrics for batch in batches]
 
     random.seed(7)

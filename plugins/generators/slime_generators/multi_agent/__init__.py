@@ -15,7 +15,7 @@ import inspect
 from typing import Any
 
 from slime_core import Args, GenerateContext, GenerateTraits, RewardCaller, Sample, SampleStatus, declares, resolve
-from slime_generators.multi_agent.options import QUESTION, Options, Role, check, options_of
+from slime_generators.multi_agent.options import QUESTION, Options, Role, adapter_of, check, options_of
 from slime_generators.multi_agent.trajectories import Trajectory, question_of, sibling
 
 __all__ = ["Options", "Role", "generate"]
@@ -68,8 +68,8 @@ class _Talk:
         for number, role in enumerate(chosen.roles):
             own = sample if number == 0 else others.get(role.name) or sibling(sample, role)
             own.metadata["role"] = role.name
-            if role.adapter is not None:
-                own.train_metadata = {**(own.train_metadata or {}), "adapter": role.adapter}
+            if (adapter := adapter_of(args, role)) is not None:
+                own.train_metadata = {**(own.train_metadata or {}), "adapter": adapter}
             self._trajectories[role.name] = Trajectory(args, role, own, context)
 
     async def go_on(self, params: dict[str, Any]) -> bool:

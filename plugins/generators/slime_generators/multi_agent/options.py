@@ -32,8 +32,8 @@ class Role(PluginOptions):
     trainable: bool = True
     """Train on the answers of the role."""
     adapter: str | None = None
-    """Name of `--lora-adapters`, with which the role answers and which its answers train. Default: the shared adapter,
-    or the whole model without LoRA."""
+    """Name of `--lora-adapters`, with which the role answers and which its answers train. Default: the role's own name
+    if `--lora-adapters` has it, else the shared adapter; without LoRA, the model."""
     max_new_tokens: Annotated[int | None, Field(gt=0)] = None
     """Maximum tokens of a turn; by default the remaining tokens of the response."""
 
@@ -94,13 +94,24 @@ def _check_fields(role: Role, names: list[str]) -> None:
             raise ValueError(f"role {role.name!r}: {text!r} has {sorted(used - {QUESTION, *names})}; known: {known}")
 
 
+def adapter_of(args: Args, role: Role) -> str | None:
+    """Return the name of the role's adapter; None for the shared one."""
+    return role.adapter or (role.name if role.name in args.lora_adapters else None)
+
+
 def check(args: Args, *, training: bool) -> None:
-    """Raise ConfigError for a role whose adapter the run does not have."""
-    del training
-    for role in options_of(args).roles:
-        if role.adapter is not None and role.adapter not in args.lora_adapters:
-            known = " ".join(args.lora_adapters) or "no names; type --lora-rank N --lora-adapters NAME ..."
-            raise ConfigError(f"multi_agent: role {role.name!r}: adapter {role.adapter!r}; --lora-adapters has {known}")
+    """Raise ConfigError for a role whose adapter the run does not have, and for an adapter that trains with no role."""
+    roles, known = options_of(args).roles, args.lora_adapters
+    for role in roles:
+        if role.adapter is not None and role.adapter not in known:
+            has = " ".join(known) or "no names; type --lora-rank N --lora-adapters NAME ..."
+            raise ConfigError(f"multi_agent: role {role.name!r}: adapter {role.adapter!r}; --lora-adapters has {has}")
+    idle = sorted(set(known) - {adapter_of(args, role) for role in roles})
+    if idle and training:
+        raise ConfigError(
+            f"--lora-adapters {' '.join(idle)}: no role of multi_agent has this name or `adapter`;"
+            f" roles: {', '.join(role.name for role in roles)}"
+        )
 
 
 def options_of(args: Args) -> Options:

@@ -13,7 +13,7 @@ from typing import Any
 from slime_core import Args, GenerateContext, Sample, SampleStatus, encode_prompt, turn_delta
 from slime_core.errors import ConfigError
 from slime_core.tools import split_reasoning
-from slime_generators.multi_agent.options import QUESTION, Role
+from slime_generators.multi_agent.options import QUESTION, Role, adapter_of
 
 
 class Trajectory:
@@ -72,7 +72,8 @@ class Trajectory:
         if room <= 0:
             sample.status = SampleStatus.TRUNCATED
             return False
-        own: Any = {} if self.role.adapter is None else {"adapter": self.role.adapter}
+        adapter = adapter_of(self._args, self.role)
+        own: Any = {} if adapter is None else {"adapter": adapter}
         output = await self._context.engine.generate(
             sample.tokens, {**params, "max_new_tokens": room}, session_id=sample.session_id, **own
         )

@@ -9,6 +9,7 @@ process takes the same step by itself. A commit holds the coefficient; each proc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -37,7 +38,9 @@ class Options(PluginOptions):
 
 
 def updated(coefficient: float, kl: float, target: float, rate: float) -> float:
-    """Return the next coefficient."""
+    """Return the next coefficient; the same for a KL that is not a number, as after a step that was skipped."""
+    if math.isnan(kl):
+        return coefficient
     return coefficient * (1 + rate * min(max(kl / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR))
 
 

@@ -194,7 +194,8 @@ def _handed_out(it: Trained, named: Mapping[str, torch.nn.Parameter]) -> Iterato
 class Weights:
     """The tensors that had a gradient, or moved, over the rollouts; for trainers whose model is a torch module.
 
-    Tensors that FSDP2 shards are not looked at: their norms are collective calls, and a rank may hold none of them.
+    Tensors that FSDP2 shards are not looked at: their norms are collective calls, and a rank may hold none of them. Nor
+    are several adapters: a rollout may have no sample of one.
     """
 
     def __init__(self) -> None:
@@ -206,7 +207,7 @@ class Weights:
         """Yield tensors without gradient or movement; return whether any tensor moved since the last rollout."""
         model = getattr(it.trainer, "model", None)
         stepped = [s for s in it.steps if not s.metrics.get("skipped_steps") and s.metrics.get("lr")]
-        if not isinstance(model, torch.nn.Module) or not stepped:
+        if not isinstance(model, torch.nn.Module) or not stepped or it.args.lora_adapters:
             return False
         whole = ((name, p) for name, p in model.named_parameters() if not hasattr(p, "full_tensor"))
         named = {name: p for name, p in whole if p.requires_grad and p.grad is not None}

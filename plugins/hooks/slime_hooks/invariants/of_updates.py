@@ -1,6 +1,7 @@
 """Compare the weights' change with Adam's update from its moments, and check that no pass's gradient is missing.
 
-For trainers in one process whose `model` is a torch module and whose `optimizer` has `moments()` and `moment_steps`.
+For trainers in one process whose `model` is a torch module and whose `optimizer` has `moments()` and `moment_steps`;
+not with `--lora-adapters`, each of which has an optimizer of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Updates:
     def incidents(self, it: Trained) -> Iterator[Incident]:
         """Compare this rollout's update with Adam's, and its gradient with the sum of its passes'."""
         model, optimizer = getattr(it.trainer, "model", None), getattr(it.trainer, "optimizer", None)
-        alone = getattr(it.trainer, "world_size", 1) == 1
+        alone = getattr(it.trainer, "world_size", 1) == 1 and not it.args.lora_adapters
         if not isinstance(model, torch.nn.Module) or not alone or not hasattr(optimizer, "moment_steps"):
             return
         named = {n: p for n, p in model.named_parameters() if p.requires_grad and p.grad is not None}

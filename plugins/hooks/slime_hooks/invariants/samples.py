@@ -157,14 +157,14 @@ def _doubled_start(samples: Sequence[Sample]) -> Iterator[Incident]:
 
 
 def _answers(groups: dict[int | None, list[Sample]]) -> Iterator[Incident]:
-    """Check that equal tokens have equal texts and, after the same prompt, equal rewards."""
+    """Check that equal tokens have equal texts and, after the same prompt and by the same role, equal rewards."""
     texts = rewards = 0
     for members in groups.values():
-        first: dict[tuple[int, ...], Sample] = {}
+        first: dict[tuple[object, ...], Sample] = {}
         for sample in members:
             if not sample.response_length or sample.is_removed:
                 continue
-            same = first.setdefault(tuple(sample.tokens), sample)
+            same = first.setdefault((sample.metadata.get("role"), *sample.tokens), sample)
             texts += same.response != sample.response
             rewards += same.response == sample.response and _differ(same.reward, sample.reward)
     if texts >= _FEW:

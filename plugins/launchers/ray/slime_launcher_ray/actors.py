@@ -3,7 +3,7 @@
     Actors.assemble   empty actors -> logs and addresses -> same code everywhere? -> rollout stage, then trainer ranks
     Actors.close      engine, workers and process groups end by themselves; then every actor is killed
 
-If building an actor fails, the run fails with the actor's error, and `close` ends the other actors. `recovery` uses
+If building an actor fails, the run fails with the actor's error, and `close` ends the other actors. `launcher` uses
 `end_ranks` and `replace_ranks`.
 """
 

@@ -1,4 +1,4 @@
-"""Vision-language families whose model is built by transformers: LLaVA, Qwen2-VL, Qwen2.5-VL.
+"""Vision-language families whose model is built by transformers: LLaVA, Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
 
 The sizes are those of the language model inside, which `config.json` nests under `text_config`; vision tower and
 projector are transformers' own business.

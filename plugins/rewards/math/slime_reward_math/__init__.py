@@ -9,25 +9,33 @@ Answer and label are brought into a common spelling (`spelling`), split into par
 values by sympy (`values`), within 2 s of processor time (`limit`). Answers whose powers or factorials would not fit in
 memory (`9^{9^{9}}`, `size`) equal only labels with the same spelling. Without a box, a number that is denied (`not 4`,
 `4 is wrong`), quoted, or next to `or` is not read.
+
+A bound on the processor time of a call that holds in every thread of a process, and leaves nothing running.
+
+A second thread watches the caller's processor clock and raises an exception in the caller when its time is used up.
+The caller is pure Python (sympy, antlr): what the interpreter does in C without a pause is kept short by `size`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
+import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import math_verify
 from sympy.core.cache import clear_cache
 
 from slime_core import Args, RewardTraits, Sample, declares, last_boxed, right_answers, same_number
-from slime_reward_math.limit import within
+from slime_core.waits import raise_in, take_late
 from slime_reward_math.shape import same_answer
 from slime_reward_math.size import explodes
 from slime_reward_math.spelling import canonical
 from slime_reward_math.values import nearly_equal
 
-__all__ = ["equal", "equal_contents", "explodes", "extract_answer", "final_answer", "reward"]
+__all__ = ["equal", "equal_contents", "explodes", "extract_answer", "final_answer", "reward", "within"]
 
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # each warns once that its time limits are off
@@ -165,3 +173,49 @@ def _found(prose: str) -> str:
 
 def _squeezed(text: str) -> str:
     return "".join(_BETWEEN_DIGITS.sub("~", text).split())  # `4 5` is not 45
+
+
+T = TypeVar("T")
+
+_AGAIN_S = 0.2
+"""Processor seconds after which the exception is raised once more, where a library has caught it."""
+
+
+class _OverTime(BaseException):
+    """Raised in the thread that runs the call; no `except Exception` of a library catches it."""
+
+
+def within(seconds: float, call: Callable[[], T]) -> T | None:
+    """Return what `call` returns; None once it has used that many seconds of this thread's processor time."""
+    thread, over, raised = threading.get_ident(), threading.Event(), threading.Event()
+    clock = time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else time.CLOCK_MONOTONIC
+    end = time.clock_gettime(clock) + seconds
+
+    def watch() -> None:
+        raised_at = end
+        while not over.wait(max(raised_at - time.clock_gettime(clock), 0.01)):
+            if time.clock_gettime(clock) >= raised_at:
+                raised.set()
+                raise_in(thread, _OverTime)
+                raised_at = time.clock_gettime(clock) + _AGAIN_S
+
+    watcher = threading.Thread(target=watch, name="slime-math-limit", daemon=True)
+    watcher.start()
+    result: T | None = None
+    called = ended = False
+    while not ended:  # twice when the exception comes while the call ends
+        try:
+            if not called:
+                called = True
+                try:
+                    result = call()
+                finally:
+                    over.set()
+            over.set()
+            watcher.join()
+            if raised.is_set():
+                take_late(_OverTime)
+            ended = True
+        except _OverTime:
+            continue
+    return result

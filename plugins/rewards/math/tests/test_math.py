@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_reward_math import explodes, final_answer, reward
-from slime_reward_math.limit import within
+from slime_reward_math import explodes, final_answer, reward, within
 
 from slime_core import Sample
 from slime_core.config import Args

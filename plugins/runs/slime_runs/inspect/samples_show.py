@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.text import json_text
+
+if TYPE_CHECKING:
+    from slime_runs.run import Run
 
 
 def add_parser(commands: Any) -> None:
@@ -30,7 +33,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per sample, as it is stored")
 
 
-def _what_there_is(run: Any) -> str:
+def what_is_kept(run: Run) -> str:
     """Name the rollouts and evaluations whose samples are kept."""
     from slime_runs.index import Filter
     from slime_runs.numbering import shown_number
@@ -77,5 +80,5 @@ def run(namespace: argparse.Namespace) -> int:
         else:
             print("\n".join(lines(found_run, sample, colour=sys.stdout.isatty())))
     if not count:
-        print(f"no sample of the run is like that; {_what_there_is(found_run)}", file=sys.stderr)
+        print(f"no sample of the run is like that; {what_is_kept(found_run)}", file=sys.stderr)
     return int(not count)

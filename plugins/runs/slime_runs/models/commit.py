@@ -16,7 +16,7 @@ from slime_embedded.hf.config import model_config
 from slime_embedded.hf.model import TransformersModel
 from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
-from slime_embedded.models.lora_linear import adapter_weights, add_adapters, merged_weights
+from slime_embedded.models.lora_linear import ADAPTERS, adapter_weights, add_adapters, merged_weights
 from slime_embedded.trainer.state import load_model
 
 from slime_core.checkpoint.sources import source_in
@@ -35,12 +35,12 @@ _SEQUENCES, _LENGTH, _STORED = 4, 48, 256
 class Commit:
     """The model of a commit."""
 
-    def __init__(self, run: Run, step: int | None = None) -> None:
-        """Open the newest commit, or the one after rollout `step`.
+    def __init__(self, run: Run, step: int | None = None, adapter: str | None = None) -> None:
+        """Open the newest commit, or the one after rollout `step`, with the shared adapter or the one named.
 
         Raises:
             CheckpointError: There is no such commit, or its model has Megatron's format.
-            ConfigError: The model is of a family that the embedded trainer does not read.
+            ConfigError: The model is of a family that the embedded trainer does not read, or there is no such adapter.
         """
         found = find(run.checkpoints, step)
         source = None if found is None else source_in(found)
@@ -54,11 +54,16 @@ class Commit:
         self.config: ModelConfig = model_config(found, self.settings.get("model_impl", "auto"))
         if self.config.images:
             raise ConfigError(f"{found}: a {self.config.model_type} model takes images; copy the commit instead")
+        self.name = adapter
+        """Name of `--lora-adapters`; None: the shared adapter, or the whole model."""
+        if adapter is not None and not (found / ADAPTERS / adapter).is_dir():
+            known = ", ".join(self.settings.get("lora_adapters") or ()) or "none"
+            raise ConfigError(f"--adapter {adapter}: {found} has no such adapter; --lora-adapters of the run: {known}")
 
     @property
     def adapter(self) -> Path | None:
         """Directory of the adapters; None if the run trained all weights."""
-        folder = self.path / FOLDER
+        folder = self.path / FOLDER if self.name is None else self.path / ADAPTERS / self.name
         return folder if folder.is_dir() else None
 
     @property

@@ -123,15 +123,15 @@ def _stored_dtype(commit: Commit) -> torch.dtype:
 
 
 def _merged(commit: Commit, folder: Path, dtype: str | None) -> _Written:
-    """Write a directory in Hugging Face layout: the commit's own files, or the trainer's weights in another dtype."""
+    """Write a directory in Hugging Face layout: the commit's own files, or the trainer's weights, adapters merged."""
     stored = _stored_dtype(commit)
     wanted = stored if dtype is None else getattr(torch, dtype)
-    if wanted == stored:
+    if wanted == stored and commit.name is None:
         copy_model(commit.path, folder)
     else:
         copy_assets(commit.path, folder)
         hf = {key: value for key, value in commit.config.hf.items() if key != "torch_dtype"}
-        write_config(folder, {**hf, "dtype": dtype})
+        write_config(folder, {**hf, "dtype": str(wanted).removeprefix("torch.")})
         write_weights(folder, ((name, tensor.to(wanted)) for name, tensor in commit.weights()))
     return _Written(_load(folder), wanted)
 

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from slime_runs.index import Entry, Filter
+from slime_runs.reading import tokenizer_of
 from slime_runs.view import run_pages, sample_page, samples_page, server
 from slime_runs.view.watched import WatchedRun
 
@@ -21,8 +22,7 @@ _FRAME = """<!doctype html>
  content="default-src 'none'; script-src 'strict-dynamic' {digests}; style-src 'unsafe-inline'; img-src data:">
 <title>slime</title><style>{styles}</style>
 <script type="application/json" id="stored">{answers}</script></head>
-<body><header id="top"></header><main id="page" tabindex="-1"></main>
-{scripts}</body></html>
+<body>{scripts}</body></html>
 """
 
 
@@ -92,12 +92,13 @@ def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
         columns = page[side]
         kept = [i for i, place in enumerate(zip(columns["rollout"], columns["data_set"])) if _is_in(place, places)]
         page[side] = {name: [column[i] for i in kept] for name, column in columns.items()}
+    tokenizer = tokenizer_of(run)
     chosen = {place: _chosen(run, *place, samples) for place in places}
     for order, entries in run_pages.ends(index).items():
-        page[order]["text"] = [samples_page.start_of(one.row) for one in run.stored(entries)]
+        page[order]["text"] = [samples_page.start_of(one.row, tokenizer) for one in run.stored(entries)]
         for entry in entries:
             _add_sample(answers, run, entry)
-    answers.add("runs", {"runs": [{"run": "."}], "settings": {}})
+    answers.add("runs", run_pages.runs({".": run}))
     answers.add("run", page, run=".")
     answers.add("metrics", run_pages.metrics(run, [], -1), run=".", since=-1)
     answers.add("shadows", run_pages.shadow(run, 0), run=".")
@@ -108,7 +109,7 @@ def _answers(run: WatchedRun, rollouts: int, samples: int) -> _Answers:
         of_rows = [table["columns"][name] for name in ("group_index", "sample_index", "part")]
         table["columns"]["stored"] = [place in here for place in zip(*of_rows)]
         says = {
-            (e.group_index, e.sample_index, e.part): samples_page.start_of(one.row)
+            (e.group_index, e.sample_index, e.part): samples_page.start_of(one.row, tokenizer)
             for e, one in zip(entries, run.stored(entries))
         }
         table["columns"]["text"] = [says.get(place) for place in zip(*of_rows)]

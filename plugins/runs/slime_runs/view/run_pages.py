@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
+from slime_core.checkpoint.run_dir import CONFIG
 from slime_core.text import plain
 from slime_runs import profile, shadows
 from slime_runs.compare import compare
 from slime_runs.files import FOLDER, file_names, parse_name
 from slime_runs.index import Entry, Filter, Index, Key, Order, Total
 from slime_runs.overview import CURVES, PARTS, evaluations, names_of
+from slime_runs.reading import question, tokenizer_of
 from slime_runs.run import PROFILE, differences
+from slime_runs.timeline import FILE as TIMELINE
+from slime_runs.trace import bounds
 from slime_runs.view.samples_page import columns
 from slime_runs.view.watched import UnreadableError, WatchedRun, readable, stamp
 
@@ -39,21 +44,24 @@ def runs(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
 
 
 _NOTHING: dict[str, Any] = {
-    "state": "unreadable", "began": None, "done": 0, "of": None, "model": None, "reward": None, "curve": [],
-    "evaluations": {}, "incidents": 0, "last_rollout": None,
+    "state": "unreadable", "began": None, "changed": None, "done": 0, "of": None, "model": None, "reward": None,
+    "curve": [], "evaluations": {}, "incidents": 0, "shadowed": False, "last_rollout": None,
 }  # fmt: skip
 """Facts of a run that cannot be read."""
 
 
 def _facts(run: WatchedRun) -> dict[str, Any]:
     metrics, settings = run.metrics(), run.settings()
+    # A copied run keeps the times of its trace; the times of its files may be those of the copy.
+    began, changed = bounds(run.path / TIMELINE) or (_changed(run.path / CONFIG), _changed(run.path / "metrics.jsonl"))
     rewards = [(line["step"], line["rollout/raw_reward"]) for line in metrics if "rollout/raw_reward" in line]
     # The index is not used, since it holds a run's samples in memory and the list may contain many runs.
     kept = (parse_name(name) or (0, True) for name in reversed(file_names(run.path / FOLDER)))
     return {
         "path": str(run.path),
         "state": run.state(),
-        "began": (run.path / "config.yaml").stat().st_mtime if (run.path / "config.yaml").is_file() else None,
+        "began": began,
+        "changed": changed,
         "done": max((line["step"] for line in metrics), default=0),
         "of": None if run.is_evaluation() else settings.get("num_rollout", (None, ""))[0],
         "model": settings.get("hf_checkpoint", (None, ""))[0],
@@ -62,21 +70,24 @@ def _facts(run: WatchedRun) -> dict[str, Any]:
         "evaluations": {name: [found[0][1], found[-1][1]] for name, found in evaluations(metrics).items() if found}
         or {name: [value, value] for name, value in run.scores().items()},
         "incidents": len(run.incidents()),
+        "shadowed": any(name.startswith("shadow_") and value[0] for name, value in settings.items()),
         "last_rollout": next((rollout for rollout, evaluation in kept if not evaluation), None),
     }
 
 
+def _changed(path: Path) -> float | None:
+    """Return the Unix time at which a file was last written; None if it is missing."""
+    state = stamp(path)
+    return None if state is None else state[0] / 1e9
+
+
 def compared(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
-    """Return the differences of the runs, and their curves."""
+    """Return the differences of the runs, and the metrics of their curves."""
     found = list(watched.values())
     paths = {str(run.path): name for name, run in watched.items()}
     made = compare(found)
     made["groups"] = [[paths[path] for path in group] for group in made["groups"]]
-    curves = {
-        title: {name: series for name, run in watched.items() if (series := run.series(metric))}
-        for title, metric in _curves(found).items()
-    }
-    return {**made, "curves": {title: runs for title, runs in curves.items() if runs}}
+    return {**made, "curves": _own_curves(found), "metric_names": sorted(set().union(*map(_names, found)))}
 
 
 def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
@@ -86,10 +97,14 @@ def _curves(found: Sequence[WatchedRun]) -> dict[str, str]:
     return {**CURVES, **{f"evaluation of {name}": f"eval/{name}" for name in sorted(sets)}, **of_parts}
 
 
-def _own_curves(run: WatchedRun) -> dict[str, str]:
-    """Return the curves for which the run has metrics."""
-    names = names_of(run.metrics())
-    return {title: name for title, name in _curves([run]).items() if name in names}
+def _own_curves(found: Sequence[WatchedRun]) -> dict[str, str]:
+    """Return the curves for which any of the runs has metrics."""
+    names = set().union(*map(_names, found))
+    return {title: name for title, name in _curves(found).items() if name in names}
+
+
+def _names(run: WatchedRun) -> set[str]:
+    return names_of(run.metrics())
 
 
 def run_page(run: WatchedRun) -> dict[str, Any]:
@@ -101,8 +116,8 @@ def run_page(run: WatchedRun) -> dict[str, Any]:
     return {
         **_facts(run),
         "stamp": seen,
-        "curves": _own_curves(run),
-        "metrics": sorted(names_of(run.metrics())),
+        "curves": _own_curves([run]),
+        "metrics": sorted(_names(run)),
         "settings": [[name, value, origin] for name, (value, origin) in run.settings().items()],
         "plugins": run.plugins(),
         "summary": run.summary(),
@@ -172,14 +187,38 @@ def profiled(run: WatchedRun) -> dict[str, Any]:
     }
 
 
-def metrics(run: WatchedRun, names: Sequence[str], since: int) -> dict[str, Any]:
-    """Return metric columns for steps after `since`, by default those of the run's page; missing numbers are None."""
-    names = names or list(_own_curves(run).values())
-    lines = [line for line in run.metrics() if line["step"] > since]
-    return {
+def metrics(run: WatchedRun, names: Sequence[str], since: int, *, times: bool = False) -> dict[str, Any]:
+    """Return metric columns for steps after `since`, by default those of the run's page; missing numbers are None.
+
+    "errors" has the standard errors of metrics that have them, and "seconds", with `times`, the seconds from the start
+    of the run to the end of each step.
+    """
+    names = names or list(_own_curves([run]).values())
+    lines, known = [line for line in run.metrics() if line["step"] > since], _names(run)
+    errors = {name: f"{name}-stderr" if f"{name}-stderr" in known else f"{name}_stderr" for name in names}
+    found: dict[str, Any] = {
         "step": [line["step"] for line in lines],
-        "columns": {name: [_finite(line.get(name)) for line in lines] for name in names},
+        "columns": {name: _column(lines, name) for name in names},
+        "errors": {name: _column(lines, error) for name, error in errors.items() if error in known},
     }
+    return found | ({"seconds": _seconds(run, found["step"])} if times else {})
+
+
+def _column(lines: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    return [_finite(line.get(name)) for line in lines]
+
+
+def _seconds(run: WatchedRun, steps: Sequence[int]) -> list[float | None]:
+    """Return the end of each step in seconds since the run began; None if the timeline does not say."""
+    run.timeline.update()
+    events = [event for event in run.timeline.stages if isinstance(event.get("r"), int) and event["e"] != "eval"]
+    began = min((first for first, _ in run.parts()), default=None)
+    if began is None:
+        began = min((event["t"][0] for event in events), default=0.0)
+    ends = {0: 0.0}
+    for event in events:
+        ends[event["r"] + 1] = max(ends.get(event["r"] + 1, 0.0), event["t"][-1] - began)
+    return [ends.get(step) for step in steps]
 
 
 def _finite(value: Any) -> float | None:
@@ -234,7 +273,7 @@ def shadow(run: WatchedRun, most: int = _MOST_DISAGREED) -> dict[str, Any]:
 
 
 def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
-    """Return each item's mean score in every evaluation (None without a score), and how often the score flipped."""
+    """Return each item's mean score in every evaluation (None without a score), its flips, and where its text is."""
     seen, rows = run.stamp(), run.index().scores(data_set, limit=_MOST_SCORES)
     if len(rows) == _MOST_SCORES:  # the oldest evaluation is incomplete
         rows = [row for row in rows if row[0] != rows[-1][0]]
@@ -246,11 +285,20 @@ def evaluation(run: WatchedRun, data_set: str) -> dict[str, Any]:
             found[item] = ([None] * len(columns), [None] * len(columns))
         scores, samples = found[item]
         scores[place[number]], samples[place[number]] = score, index
-    items = [
+    items: list[dict[str, Any]] = [
         {"item": item, "scores": scores, "samples": samples, "flips": _flips(scores)}
         for item, (scores, samples) in sorted(found.items(), key=lambda pair: (pair[0] is None, pair[0]))
     ]
+    newest = Filter(rollout=columns[-1] if columns else None, data_set=data_set)
+    places = {entry.sample_index: _place(entry) for entry in run.index().find(newest, limit=_MOST_SCORES)}
+    for row in items:
+        row["at"] = places.get(row["samples"][-1])
     return {"data_set": data_set, "rollouts": columns, "items": items, "stamp": seen}
+
+
+def _place(entry: Entry) -> str:
+    """Return the address of a sample for `samples_page.texts`."""
+    return f"{entry.rollout}.{int(entry.data_set is not None)}.{entry.offset}.{entry.size}.{entry.place}"
 
 
 def _flips(scores: Sequence[float | None]) -> int:
@@ -271,7 +319,7 @@ def prompt(run: WatchedRun, row: int) -> dict[str, Any]:
     found = next(run.stored(entries[:1]), None)
     return {
         "row": row,
-        "text": None if found is None else plain(str(found.messages[-1].get("content")), 2000),
+        "text": None if found is None else plain(question(found.row, tokenizer_of(run)), 2000),
         "visits": [_visit(group, by_group.get(group, []), events[group]) for group in shown],
         "left_off": len(order) - len(shown),
     }

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from slime_core.sample.provenance import Source
 from slime_core.text import plain
 from slime_runs.files import FOLDER, Frame, Row, file_name, read_frame
 from slime_runs.index import Entry, Filter, Key, Order
+from slime_runs.reading import in_parts, pieces, question, tokenizer_of
 from slime_runs.run import StoredSample
 from slime_runs.view.watched import WatchedRun
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _TEXTS_S = 0.15
 _SEARCH_S = 2.0
@@ -74,7 +80,7 @@ def texts(run: WatchedRun, places: Sequence[str], text: str = "") -> list[list[s
     A place is "rollout.evaluation.offset.size.place" of a table row; evaluation is 0 or 1. A sample that has been
     deleted gives empty texts.
     """
-    until = time.monotonic() + _TEXTS_S
+    until, tokenizer = time.monotonic() + _TEXTS_S, tokenizer_of(run)
     frame: tuple[str, Frame] | None = None
     rows: list[Row] = []
     found: list[list[str] | None] = []
@@ -85,7 +91,7 @@ def texts(run: WatchedRun, places: Sequence[str], text: str = "") -> list[list[s
             if found and time.monotonic() > until:
                 return [*found, *[None] * (len(places) - len(found))]
             frame, rows = here, _rows_of(run, *here)
-        found.append(start_of(rows[place], text) if 0 <= place < len(rows) else ["", ""])
+        found.append(start_of(rows[place], tokenizer, text) if 0 <= place < len(rows) else ["", ""])
     return found
 
 
@@ -96,11 +102,11 @@ def _rows_of(run: WatchedRun, name: str, frame: Frame) -> list[Row]:
         return []
 
 
-def start_of(row: Row, text: str = "") -> list[str]:
-    """Return a sample's newest message and answer in short, around `text` if they contain it."""
-    prompt = row.get("prompt")
-    if not isinstance(prompt, str):
-        prompt = message(prompt[-1])["text"] if prompt else ""
+def start_of(row: Row, tokenizer: Tokenizer | None, text: str = "") -> list[str]:
+    """Return a sample's question and answer in short, around `text` if they contain it."""
+    prompt, whole = question(row, tokenizer), row.get("prompt")
+    if text and isinstance(whole, str) and text.lower() not in prompt.lower():
+        prompt = whole if text.lower() in whole.lower() else prompt
     return [_around(prompt, text), _around(str(row.get("response") or ""), text)]
 
 
@@ -133,13 +139,12 @@ def group(run: WatchedRun, number: int, data_set: str, index: int) -> dict[str, 
     wanted = Filter(rollout=number, data_set=data_set, group_index=index)
     stored = list(run.stored(run.index().find(wanted, limit=_MOST_ROWS)))
     trained = _given(run, stored)
-    prompt = stored[0].messages if stored else []
     return {
         "rollout": number,
         "data_set": data_set,
         "group": index,
         "row": stored[0].entry.data_row if stored else None,
-        "prompt": [message(one) for one in prompt],
+        "prompt": prompt_of(run, stored[0]) if stored else [],
         "label": label(stored[0]) if stored else None,
         "samples": [answer(run, found, trained.get(found.entry.key)) for found in stored],
         "events": [] if data_set else run.ledger.events([index])[index],
@@ -200,19 +205,19 @@ def label(found: StoredSample) -> str | None:
     return None if value is None else plain(str(value), _SHOWN)
 
 
+def prompt_of(run: WatchedRun, found: StoredSample) -> list[dict[str, str]]:
+    """Return the prompt as messages. A prompt in the chat template is taken apart by the sources of its tokens."""
+    if isinstance(found.row.get("prompt"), list):
+        return [message(one) for one in found.messages]
+    before = takewhile(lambda piece: piece[0] != Source.SAMPLED, pieces(run, found))
+    return [{"role": source.value, "text": plain(text, _SHOWN)} for source, _, text in before]
+
+
 def message(one: Mapping[str, Any]) -> dict[str, str]:
     """Return role and text of a prompt's message."""
     content = one.get("content")
-    text = content if isinstance(content, str) else _in_parts(content)
+    text = content if isinstance(content, str) else in_parts(content)
     return {"role": plain(str(one.get("role")), 40), "text": plain(text, _SHOWN)}
-
-
-def _in_parts(content: Any) -> str:
-    if not isinstance(content, list):
-        return str(content)
-    return "".join(
-        str(part.get("text", f"[{part.get('type')}]")) if isinstance(part, dict) else str(part) for part in content
-    )
 
 
 def parts_of(reward: Any) -> Any:

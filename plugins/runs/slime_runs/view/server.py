@@ -170,8 +170,10 @@ def _add_run_routes(app: FastAPI, found: Runs) -> None:
         return StreamingResponse(_pieces(file), media_type="application/json", headers=headers)
 
     @app.get("/api/metrics")
-    def metrics(name: Annotated[list[str], Query()] = [], run: str = ".", since: Number = -1) -> Response:  # noqa: B006
-        return _asked(found, run, lambda it: run_pages.metrics(it, name, since))
+    def metrics(
+        name: Annotated[list[str], Query()] = [], run: str = ".", since: Number = -1, times: bool = False,  # noqa: B006
+    ) -> Response:  # fmt: skip
+        return _asked(found, run, lambda it: run_pages.metrics(it, name, since, times=times))
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from slime_embedded.trainer.shared_settings import Role
 
-from slime_core.config.role_settings import ROLES
 from slime_core.errors import ConfigError
 from slime_core.launch.roles import role_args
 from slime_core.models.config import read_hf_config
@@ -22,6 +21,7 @@ from slime_trainer_megatron.arguments.architecture import COMPARED, check_archit
 from slime_trainer_megatron.arguments.config import PRECISION_AWARE, padded_vocab_size
 from slime_trainer_megatron.arguments.flags import shown
 from slime_trainer_megatron.arguments.owned import NOT_ON_CPU, REFUSED_ON_CPU
+from slime_trainer_megatron.arguments.role_settings import ROLES
 from slime_trainer_megatron.arguments.values import given as given_value
 from slime_trainer_megatron.arguments.values import given_fields, recompute_granularity
 from slime_trainer_megatron.chosen import trained_names

@@ -39,7 +39,7 @@ from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.roles import Models
 from slime_trainer_megatron.settings import MegatronSettings
 from slime_trainer_megatron.step.balancing import expert_biases
-from slime_trainer_megatron.step.heads import Head
+from slime_trainer_megatron.step.heads import Head, ReadLogits
 from slime_trainer_megatron.step.optimizer import MegatronAdam, wrap_for_training
 from slime_trainer_megatron.step.packed import PackedBatch
 from slime_trainer_megatron.step.routing import RoutingReplay
@@ -193,6 +193,16 @@ class MegatronTrainer:
         log_probs, entropies = self._pass(batch, micro_batches, run, 2, "actor")
         return log_probs, entropies
 
+    def over_logits(
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], read: ReadLogits, *, role: str = "actor"
+    ) -> list[list[torch.Tensor]]:
+        """Return the results of `read` per sample; see `protocols.Trainer`. Raises as `log_probs`."""
+
+        def run(head: Head, hidden: torch.Tensor, micro: PackedBatch) -> tuple[torch.Tensor, ...]:
+            return head.over_logits(hidden, micro, read)
+
+        return self._pass(batch, micro_batches, run, None, role)
+
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return float32 values [response_length] per sample of the batch, without gradient.
 
@@ -209,7 +219,7 @@ class MegatronTrainer:
             return self._schedule.results(batch, micro_batches, run, 1)[0]
 
     def _pass(
-        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], run: Any, columns: int, role: str
+        self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], run: Any, columns: int | None, role: str
     ) -> list[list[torch.Tensor]]:
         with self._on_device():
             self.optimizer.sync_parameters()

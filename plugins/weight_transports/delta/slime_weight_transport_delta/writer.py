@@ -6,6 +6,11 @@ from the version that readers have.
 
     first push     weights equal to the checkpoint: a version that only names it; otherwise (a resume) a full version
     later pushes   deltas; a full version when the deltas since the last full version are larger than the model
+
+Tensors of one weight version -> safetensors files of bounded size, called as Hugging Face calls shards.
+
+`writer` fills one per version. The names say how many files there are, so they are given at the end, in a directory
+that is not visible yet.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +45,8 @@ from slime_weight_transport_delta.raw_safetensors import (
     tensors_of,
     view,
     write_json,
+    write_safetensors,
 )
-from slime_weight_transport_delta.shards import Shards
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 OWNER = "slime_weights.json"
@@ -317,3 +322,41 @@ def _claim(root: Path, run: str) -> None:
         write_json(path, {"run": run})
     except OSError as error:
         raise ConfigError(f"--update-weight-disk-dir {root}: cannot be written: {error}") from error
+
+
+class Shards:
+    """Tensors in the order they come, in files of bounded size whose number is known at the end."""
+
+    def __init__(self, directory: Path, bound: int, checksum: Callable[[Bytes], str]) -> None:
+        self.directory = directory
+        self._bound, self._checksum = bound, checksum
+        self._tensors: list[tuple[str, str, tuple[int, ...], Bytes]] = []
+        self._sums: dict[str, str] = {}
+        self._written: list[list[str]] = []
+
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: Bytes, checksum: str) -> None:
+        """Take a tensor or a delta; `checksum` goes into the file's metadata. Raises OSError."""
+        if self._tensors and sum(t[3].nbytes for t in self._tensors) + data.nbytes > self._bound:
+            self._close()
+        self._tensors.append((name, dtype, shape, data))
+        self._sums[name] = checksum
+
+    def _close(self) -> None:
+        path = self.directory / f"{len(self._written)}.part"
+        write_safetensors(path, self._tensors, {"format": "pt", **self._sums})
+        self._written.append([name for name, *_ in self._tensors])
+        self._tensors, self._sums = [], {}
+
+    def finish(self) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
+        """Tensor -> file, and file -> size and checksum. Raises OSError."""
+        if self._tensors:
+            self._close()
+        weight_map: dict[str, str] = {}
+        files: dict[str, tuple[int, str]] = {}
+        for number, names in enumerate(self._written):
+            name = f"model-{number + 1:05d}-of-{len(self._written):05d}.safetensors"
+            path = self.directory / name
+            os.rename(self.directory / f"{number}.part", path)
+            files[name] = (path.stat().st_size, self._checksum(np.memmap(path, np.uint8, "r")))
+            weight_map |= dict.fromkeys(names, name)
+        return weight_map, files

@@ -45,12 +45,33 @@ def test_full_precision_and_mixed() -> None:
     assert (found["weights"], found["gradients"], found["optimizer"]) == (2e6, 4e6, 12e6 / 4)
 
 
+def test_fully_sharded() -> None:
+    fully = Sharding(data=4, fully=4, gradient_bytes=8, master_bytes=4)
+    found = sizes(trainer_items(run_args(), PARAMETERS, SHAPE, fully, longest=10_000, frozen=1))
+    assert {name: found[name] for name in ("weights", "gradients", "optimizer", "frozen models")} == {
+        "weights": 1e6, "gradients": 2e6, "optimizer": 3e6, "frozen models": 1e6
+    }  # fmt: skip
+    layer = 800_000 / 2
+    assert found["gathered layers"] == 4 * (200_000 + 2 * layer + 200_000 + layer)
+    adapted = sizes(trainer_items(run_args(lora_rank=8), PARAMETERS, SHAPE, fully, longest=10_000))
+    assert adapted["gradients"] == 8 * lora_parameters(SHAPE, 8) / 4
+    assert adapted["gathered layers"] == 4 * (200_000 + 2 * layer)
+
+
 def test_adapters_critic_and_frozen_models() -> None:
     adapted = sizes(trainer_items(run_args(lora_rank=8), PARAMETERS, SHAPE, Sharding(), longest=1, frozen=1))
     trained = lora_parameters(SHAPE, 8)
     assert trained == 2 * 8 * ((64 + 64) * 2 + (64 + 32) * 2 + (64 + 160) * 3)
     assert adapted["gradients"] == 4 * trained
     assert "frozen models" not in adapted
+    several = run_args(lora_rank=8, lora_adapters=["planner", "solver"])
+    assert (
+        sizes(trainer_items(several, PARAMETERS, SHAPE, Sharding(), longest=1))["optimizer"] == 3 * adapted["optimizer"]
+    )
+    one, three = (
+        sizes(engine_items(PARAMETERS, SHAPE, size=1, dtype_bytes=2, running=1, longest=1, models=n)) for n in (1, 3)
+    )
+    assert three["engine weights"] == 3 * one["engine weights"]
     both = sizes(trainer_items(run_args(), PARAMETERS, SHAPE, Sharding(), longest=1, frozen=2, critic=True))
     assert (both["weights"], both["frozen models"]) == (8e6, 8e6)
 

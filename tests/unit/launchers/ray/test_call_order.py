@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from slime_launcher_ray.call_order import CallOrder
+from slime_launcher_ray.engine_actor import CallOrder
 
 from slime_core.errors import EngineError
 

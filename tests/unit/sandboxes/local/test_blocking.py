@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from slime_sandbox_local import LocalSandbox, isolation_here
-from slime_sandbox_local.blocking import STARTS, on_thread
+from slime_sandbox_local.local import STARTS, on_thread
 
 
 def test_no_more_calls_at_a_time_and_threads_that_end() -> None:

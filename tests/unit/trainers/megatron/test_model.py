@@ -12,8 +12,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.layout import Layout
-from slime_trainer_megatron.model.build import build_model
-from slime_trainer_megatron.model.critic_head import ValueHead
+from slime_trainer_megatron.model.build import ValueHead, build_model
 from slime_trainer_megatron.model.norms import RMSNorm
 from slime_trainer_megatron.model.specs import block_spec
 from slime_trainer_megatron.process_groups import ProcessGroups

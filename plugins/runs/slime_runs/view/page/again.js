@@ -24,7 +24,7 @@ function field(title, attributes) {
   return [input, h("label", `${title} `, input)];
 }
 
-// Runs `work` while the button is off; what goes wrong is text.
+// A button that runs `work`; its errors are shown as text.
 function button(word, waiting, out, work) {
   const made = h("button", {
     onclick: async () => {
@@ -99,7 +99,7 @@ function scoring(place, found) {
       await new Promise((done) => setTimeout(done, PERIOD));
     }
   }
-  return h("details.box", h("summary", "score again: what another reward would pay this group"), h("div.controls", spec, go, h("label", live, " again whenever the file changes")), out);
+  return h("details.box", h("summary", "score again: what another reward would give this group"), h("div.controls", spec, go, h("label", live, " again whenever the file changes")), out);
 }
 
 function scores(outcomes, place) {
@@ -109,5 +109,5 @@ function scores(outcomes, place) {
     return [h("a", { href: address }, one.sample_index), h("div", reward(one.old)), h(changed ? "b" : "div", one.error === null ? reward(one.new) : h("span.bad", one.error)), h("div.start", one.answer)];
   });
   const mean = (name) => number(outcomes.reduce((sum, one) => sum + (typeof one[name] === "number" ? one[name] : 0), 0) / (outcomes.length || 1));
-  return h("div", table(["sample", "was paid", "would be paid", "answer"], rows), h("p.dim", `on average ${mean("old")} → ${mean("new")}; ${outcomes.filter((one) => one.error !== null).length} failed`));
+  return h("div", table(["sample", "reward was", "reward would be", "answer"], rows), h("p.dim", `on average ${mean("old")} → ${mean("new")}; ${outcomes.filter((one) => one.error !== null).length} failed`));
 }

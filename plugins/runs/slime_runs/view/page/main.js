@@ -1,8 +1,8 @@
-// Addresses, keys, and what is new: "#/rollout?run=demo&rollout=3" shows the page `rollout` with these parameters.
+// Addresses, keys, and new data: "#/rollout?run=demo&rollout=3" shows the page `rollout` with these parameters.
 //
-// A page is a function of its parameters that gives {title, crumbs, view, move(by), open(), token(by), turn(by), shown(),
-// stamp, update()}: `crumbs` are the addresses above it, `move` and those after it answer keys. A page with the `stamp` of
-// what it shows is live: `update` brings it up to a run that has grown; without that it is made again.
+// A page is a function of its parameters that returns {title, crumbs, view, move(by), open(), token(by), raw(), turn(by),
+// shown(), stamp, update()}: `crumbs` are the addresses above it; keys call `move` to `turn`. A page with the `stamp` of
+// its data is live: `update` adds new data; a page without `update` is made again.
 
 import { ask, isReport, link } from "./api.js";
 import { h, plain } from "./dom.js";
@@ -10,6 +10,7 @@ import { comparePage, runsPage } from "./runs.js";
 import { runPage } from "./run.js";
 import { groupPage, rolloutPage, samplesPage } from "./samples.js";
 import { shadowsPage } from "./shadows.js";
+import { side } from "./side.js";
 import { samplePage } from "./sample.js";
 import { evaluationPage, promptPage, timelinePage } from "./over_time.js";
 
@@ -20,23 +21,37 @@ const PAGES = {
 };
 const PERIOD = 2000;
 const KEYS = [
-  ["j  k", "next and previous: sample, answer, row"],
-  ["Enter", "open what is chosen"],
+  ["j  k", "next and previous sample, answer, row"],
+  ["Enter", "open the chosen one"],
+  ["t", "raw tokens of a sample, and back to the conversation"],
   ["h  l", "previous and next token"],
   ["[  ]", "previous and next rollout"],
-  ["u", "up: from a token's sample to its group, rollout, run, list"],
+  ["u", "up: from a sample to its group, rollout, run, list"],
   ["/", "search"],
   ["?", "this help"],
   ["Esc", "leave the search field, close this"],
 ];
 
-const top = document.getElementById("top");
-const main = document.getElementById("page");
-const help = h("dialog", h("h2", "Keys"), h("table", KEYS.map(([key, text]) => h("tr", h("td", h("kbd", key)), h("td", text)))));
-document.body.append(help);
+const column = h("nav", { id: "side", "aria-label": "runs and pages" });
+const top = h("header", { id: "top" });
+const main = h("main", { id: "page", tabindex: -1 });
+const help = h(
+  "dialog",
+  { "aria-label": "keys" },
+  h("h2", "Keys"),
+  h("dl.facts", KEYS.map(([key, text]) => [h("dt", key.split("  ").map((one) => [h("kbd", one), " "])), h("dd", text)])),
+  h("form", { method: "dialog" }, h("button", "Close")),
+);
+const skip = h("a.skip", { href: "#page", onclick: (event) => (event.preventDefault(), main.focus()) }, "Skip to the content");
+document.body.append(skip, column, h("div.content", top, main), help);
 let shown = null;
 let turn = 0;
 let stamp = null;
+
+// A box that scrolls is reached by Tab.
+new ResizeObserver(() => {
+  for (const box of main.querySelectorAll(".scroll")) box.tabIndex = box.scrollWidth > box.clientWidth ? 0 : -1;
+}).observe(main);
 
 function parameters() {
   const [page, rest] = location.hash.replace(/^#\/?/, "").split("?");
@@ -58,25 +73,37 @@ async function show({ keep = false } = {}) {
     if (!(asked.page in PAGES)) throw new Error(`there is no page ${asked.page}`);
     made = await PAGES[asked.page](asked);
   } catch (error) {
-    made = { title: "", view: h("p.bad", { role: "alert" }, error.message) };
+    made = { title: "Not found", view: h("p.bad", { role: "alert" }, error.message), crumbs: isReport ? [] : [["runs", link("runs")]] };
   }
   if (mine !== turn) return; // another address was opened meanwhile
-  shown = { ...made, page: asked.page, run: asked.run ?? null };
+  shown = { ...made, page: asked.page, run: ["runs", "compare"].includes(asked.page) ? null : (asked.run ?? "."), data_set: asked.data_set };
   stamp = made.stamp ?? null;
-  document.title = plain(`${made.title} - slime`);
+  document.title = plain(`${[...(made.crumbs ?? []).map(([text]) => text), made.title].join(" / ")} - slime`);
   top.replaceChildren(
-    h("nav.crumbs", (made.crumbs ?? []).flatMap(([text, address]) => [h("a", { href: address }, text), " / "]), h("b", made.title)),
-    h("span.dim", isReport ? "report" : ""),
-    h("button", { onclick: () => help.showModal(), title: "keys" }, "?"),
+    h("button.menu", { "aria-expanded": "false", "aria-controls": "side", onclick: menu }, "Menu"),
+    h("nav.crumbs", { "aria-label": "breadcrumbs" }, (made.crumbs ?? []).flatMap(([text, address]) => [h("a", { href: address }, text), h("span.dim", { "aria-hidden": "true" }, " / ")]), h("h1", { title: made.path ?? null }, made.title)),
+    h("span.dim.said", { role: "status" }, isReport ? "report" : ""),
+    h("button", { onclick: () => help.showModal(), "aria-label": "keys" }, "?"),
   );
+  document.body.classList.remove("menu");
   main.replaceChildren(made.view);
   main.dataset.ready = asked.page;
   window.scrollTo(0, keep ? scrolled : 0);
   made.shown?.();
+  await list();
+}
+
+function menu({ currentTarget }) {
+  currentTarget.setAttribute("aria-expanded", document.body.classList.toggle("menu"));
+}
+
+async function list() {
+  const found = await ask("runs").catch(() => null); // the page itself says what is wrong
+  if (found) column.replaceChildren(...h("div", side(found, shown)).childNodes);
 }
 
 const news = ({ page, run }) => (page === "runs" ? ask("pulses") : ask("pulse", { run }));
-const say = (text) => top.querySelector(".dim")?.replaceChildren(text);
+const say = (text) => top.querySelector(".said")?.replaceChildren(text);
 
 async function look() {
   if (isReport || document.hidden || stamp === null || main.querySelector("[data-search]:focus")) return;
@@ -86,7 +113,7 @@ async function look() {
     say("");
     if (mine !== turn || stamp === found.stamp) return;
     stamp = found.stamp;
-    await (shown.update ? shown.update() : show({ keep: true }));
+    await (shown.update ? Promise.all([shown.update(), list()]) : show({ keep: true }));
   } catch (error) {
     say(error instanceof TypeError ? "no answer from slime view" : error.message);
   }
@@ -101,6 +128,7 @@ function onKey(event) {
     k: () => shown?.move?.(-1),
     h: () => shown?.token?.(-1),
     l: () => shown?.token?.(1),
+    t: () => shown?.raw?.(),
     "[": () => shown?.turn?.(-1),
     "]": () => shown?.turn?.(1),
     Enter: () => !event.target.matches?.("a, button, summary") && shown?.open?.(),

@@ -1,115 +1,100 @@
-// One run: curves, what it waits for, what was noticed, evaluations, rollouts, settings, plugins.
+// One run: its few important numbers, curves, incidents, evaluations, samples, rollouts, settings, plugins.
 
 import { ask, isReport, link, query } from "./api.js";
-import { chart } from "./chart.js";
-import { bytes, h, json, number, renew, rolloutNumber, rowsOf, table } from "./dom.js";
+import { curves } from "./curves.js";
+import { bytes, card, empty, h, json, number, percent, renew, rolloutNumber, rowsOf, runName, seconds, signed, table, walker } from "./dom.js";
 import { state } from "./runs.js";
 import { chooser } from "./samples.js";
 
-// What one looks for in a whole run -> what is asked for.
+// Kinds of samples of a whole run -> the parameters of their table.
 export const WHOLE = {
   best: { order: "best" }, worst: { order: "worst" }, failed: { status: "failed" }, truncated: { status: "truncated" },
   dropped: { fate: "dropped" },
 };
-const kept = { smoothing: 0, more: [] };
-const LISTED = 30;
+const LISTED = 12;
+const HIGH_GAP = 0.1; // nats: above it docs/how-to/look-at-a-run.md names the gap as a cause of not learning
 
 export async function runPage(asked) {
   const run = asked.run ?? ".";
-  const [found, columns] = await Promise.all([ask("run", { run }), ask("metrics", { run, since: -1 })]);
-  const curves = { ...found.curves };
-  for (const name of kept.more) if (found.metrics.includes(name)) curves[name] = name;
-  for (const name of Object.values(curves)) if (!(name in columns.columns)) await add(name);
-  const charts = h("div.charts");
-  const draw = () => charts.replaceChildren(...made(found, run, curves, columns));
-  draw();
-
-  async function add(name) {
-    columns.columns[name] = (await ask("metrics", { run, name: [name], since: -1 })).columns[name].slice(0, columns.step.length);
-  }
-
-  async function update() {
-    const since = columns.step.length ? columns.step[columns.step.length - 1] - 1 : -1;
-    const added = await ask("metrics", { run, name: Object.values(curves), since });
-    const from = columns.step.findIndex((step) => step > since);
-    const keep = from < 0 ? columns.step.length : from; // the newest step may have got more numbers
-    columns.step = [...columns.step.slice(0, keep), ...added.step];
-    for (const name of Object.values(curves)) columns.columns[name] = [...columns.columns[name].slice(0, keep), ...added.columns[name]];
-    Object.assign(found, await ask("run", { run }));
-    draw();
-    renew(head, facts(found, run));
-    renew(below, parts(found, run));
-  }
-
-  const smoothing = h("input", {
-    type: "range", min: 0, max: 0.98, step: 0.02, value: kept.smoothing, "aria-label": "smoothing",
-    oninput: (event) => ((kept.smoothing = Number(event.target.value)), draw()),
+  const [found, all] = await Promise.all([ask("run", { run }), ask("runs")]);
+  const rollouts = new Set(found.rollouts.rollout);
+  const marks = [
+    ...found.noticed.map((one) => ({ step: rolloutNumber(one.rollout_id), colour: "--bad" })),
+    ...found.parts.slice(1).map(([, start]) => ({ step: start, colour: "--dim" })),
+  ];
+  const panel = await curves({
+    runs: [run], curves: found.curves, metrics: found.metrics, others: isReport ? [] : all.runs.map((one) => one.run).filter((one) => one !== run), marks,
+    pick: (step) => rollouts.has(step - rolloutNumber(0)) && (location.hash = link("rollout", { run, rollout: step - rolloutNumber(0) })),
   });
-  const more = h(
-    "select",
-    {
-      "aria-label": "another metric",
-      onchange: async (event) => {
-        const name = event.target.value;
-        kept.more.push(name);
-        curves[name] = name;
-        await add(name);
-        draw();
-      },
-    },
-    h("option", "another metric"),
-    found.metrics.map((name) => h("option", { value: name }, name)),
-  );
-  const head = h("div", facts(found, run));
+  const head = h("div", facts(found, run, panel.of(run)));
   const below = h("div", parts(found, run));
-  const view = h("div", head, h("div.controls", h("label", "smoothing ", smoothing), isReport ? null : more), charts, below);
-  const rows = () => [...view.querySelectorAll("tr.row[data-address^='#/rollout']")];
-  let at = -1;
+  const view = h("div", head, Object.keys(found.curves).length ? panel.view : null, below);
   return {
-    title: run === "." ? found.path : run,
+    title: runName(run, found.path),
+    path: found.path,
     crumbs: isReport ? [] : [["runs", link("runs")]],
     view,
     stamp: found.stamp,
-    update,
-    move(step) {
-      rows()[at]?.classList.remove("chosen");
-      at = Math.max(0, Math.min(rows().length - 1, at + step));
-      rows()[at]?.classList.add("chosen");
-      rows()[at]?.scrollIntoView({ block: "nearest" });
+    async update() {
+      const [news] = await Promise.all([ask("run", { run }), panel.update()]);
+      Object.assign(found, news);
+      renew(head, facts(found, run, panel.of(run)));
+      renew(below, parts(found, run));
     },
-    open: () => at >= 0 && (location.hash = rows()[at].dataset.address),
+    ...walker(() => [...view.querySelectorAll("tr.row[data-address^='#/rollout']")]),
   };
 }
 
-function made(found, run, curves, columns) {
-  const marks = [
-    ...found.noticed.map((incident) => ({ x: rolloutNumber(incident.rollout_id), colour: "--bad" })),
-    ...found.parts.slice(1).map(([, start]) => ({ x: start, colour: "--dim" })),
-  ];
-  const rollouts = new Set(found.rollouts.rollout);
-  return Object.entries(curves).flatMap(([title, name]) => {
-    const column = columns.columns[name] ?? [];
-    const there = columns.step.map((_, i) => i).filter((i) => column[i] !== null && column[i] !== undefined);
-    if (!there.length) return [];
-    return chart({
-      title,
-      x: there.map((i) => columns.step[i]),
-      lines: [{ name, values: there.map((i) => column[i]) }],
-      marks,
-      smoothing: kept.smoothing,
-      pick: (step) => rollouts.has(step - rolloutNumber(0)) && (location.hash = link("rollout", { run, rollout: step - rolloutNumber(0) })),
-    });
-  });
-}
-
-function facts(found, run) {
+function facts(found, run, data) {
+  const model = (found.model ?? "?").split("/").slice(-2).join("/");
+  const done = found.evaluation ? "evaluation of the model" : `${found.done} of ${found.of ?? "?"} rollouts`;
+  const starts = found.parts.map(([at, start]) => `${start ? `after rollout ${start}, ` : ""}${new Date(1000 * at).toLocaleString()}`);
   return [
-    h("p", state(found.state), found.evaluation ? " evaluation of the model " : ` ${found.done} of ${found.of ?? "?"} rollouts, model `, h("span", { title: found.model ?? "" }, (found.model ?? "?").split("/").slice(-2).join("/")), h("span.dim", ` ${found.path}`)),
-    found.parts.length > 1 ? h("p.dim", `started ${found.parts.length} times: `, found.parts.map(([at, start]) => `${start ? `after rollout ${start}, ` : ""}${new Date(1000 * at).toLocaleString()}`).join("; ")) : null,
+    h("p.facts-line", state(found.state), ` ${done}, model `, h("b", { title: found.model ?? "" }, model), h("span.dim", ` ${found.path}`)),
+    starts.length > 1 ? h("p.dim", `started ${starts.length} times: ${starts.join("; ")}`) : null,
+    h("div.tiles", cards(found, data)),
+    incidents(found),
     evaluation(found.evaluation),
-    samples(found, run),
     waiting(found.waits, found.state),
   ];
+}
+
+// The numbers that matter, as cards.
+function cards(found, data) {
+  const known = (name) => (data.columns[name] ?? []).filter((value) => value !== null);
+  const last = (name) => known(name).at(-1) ?? null;
+  const made = [];
+  const each = secondsEach(found);
+  if (found.of !== null) {
+    const left = found.state === "running" && each !== null ? `, ${seconds((found.of - found.done) * each)} left` : "";
+    made.push(card("Rollouts", [number(found.done), h("small", ` of ${number(found.of)}`)], each === null ? "" : `${seconds(each)} each${left}`));
+  }
+  const reward = known("rollout/raw_reward");
+  if (reward.length) made.push(card("Reward", number(reward.at(-1), 3), `${signed(reward.at(-1) - reward[0])} since the first rollout`));
+  for (const [name, [first, value]] of Object.entries(found.evaluations)) made.push(heldOut(name, first, value, data, found));
+  if (last("perf/tokens_per_sec") !== null) made.push(card("Tokens/s", number(Math.round(last("perf/tokens_per_sec"))), "answer tokens, newest rollout"));
+  const gap = last("train/train_rollout_logprob_abs_diff");
+  if (gap !== null) made.push(card("Log-prob gap", number(gap, 2), gap > HIGH_GAP ? h("span.bad", "high: trainer and engine differ") : "trainer against engine, nats"));
+  const truncated = last("rollout/truncated_ratio");
+  if (truncated !== null) made.push(card("Truncated", percent(truncated), "of the newest answers"));
+  const count = found.noticed.length + found.stalls.length;
+  made.push(card("Incidents", count ? h("span.bad", number(count)) : "0", count ? h("button.plain", { onclick: () => document.getElementById("incidents")?.scrollIntoView() }, "see them") : "none noticed"));
+  return made;
+}
+
+function heldOut(name, first, value, data, found) {
+  const errors = (data.errors[`eval/${name}`] ?? []).filter((error) => error !== null);
+  const of = found.evaluation?.datasets[name]?.scores.reward;
+  const half = errors.length ? 1.96 * errors.at(-1) : null;
+  const interval = of && of.low !== null ? `95%: ${number(of.low, 3)} to ${number(of.high, 3)}` : half === null ? "" : `± ${number(half, 2)} (95%)`;
+  const change = found.evaluation ? "" : `${signed(value - first)} since the first evaluation`;
+  return card(`Held-out: ${name}`, number(value, 3), [interval, change].filter(Boolean).join(", "));
+}
+
+// Seconds of a rollout in the newest part of the run; null if it is not known.
+function secondsEach(found) {
+  const [began, start] = found.parts.at(-1) ?? [found.began, 0];
+  return began === null || found.changed === null || found.done <= start ? null : (found.changed - began) / (found.done - start);
 }
 
 // The table of `slime eval`, with the other numbers of the report.
@@ -121,23 +106,22 @@ function evaluation(report) {
       low === null ? "-" : `${number(low)} to ${number(high)}`, h("span.dim", method),
     ]),
   );
-  const percent = `${100 * report.confidence}% interval`;
+  const interval = `${100 * report.confidence}% interval`;
   return h(
     "div",
-    table(["data set", "prompts", "answers each", "score", "value", percent, ""], rows),
-    h("details.box", h("summary", `all metrics; ${number(report.seconds, 3)} s`), table(["metric", "value"], Object.entries(report.metrics).map(([name, value]) => [name, number(value)]))),
+    table(["data set", "prompts", "answers each", "score", "value", interval, "method"], rows),
+    h("details.box", h("summary", `all metrics; ${seconds(report.seconds)}`), table(["metric", "value"], Object.entries(report.metrics).map(([name, value]) => [h("code", name), number(value)]))),
   );
 }
 
 function samples(found, run) {
-  if (!found.stored.samples) return h("p.dim", "no samples are kept (yet, or by --log-samples none)");
-  const list = chooser(run, true, [["", (row) => h("td.dim", row.end)]]);
+  if (!found.stored.samples) return empty("No samples are kept: the run has none yet, or has --log-samples none.");
+  const list = chooser(run, true, [["", (row) => h("td", h(`span.badge.${row.end}`, row.end))]]);
   const of = (end) => rowsOf(found[end]).map((row) => ({ ...row, end, stored: true }));
-  const shadows = found.settings.some(([name, value]) => name.startsWith("shadow_") && value?.length);
-  const beside = shadows ? [" | ", h("a", { href: link("shadows", { run }) }, "shadow rewards and filters")] : "";
-  const all = isReport ? "" : ["all of the run: ", Object.keys(WHOLE).map((what) => [h("a", { href: link("samples", { run, what }) }, what), " "])];
-  list.show([...of("best"), ...of("worst")], [`${number(found.stored.samples)} samples kept, ${bytes(found.stored.bytes)}; `, all, beside]);
-  return list.view;
+  const shadows = found.shadowed ? [h("a", { href: link("shadows", { run }) }, "shadow rewards and filters"), ". "] : "";
+  const all = isReport ? "" : ["All of the run: ", Object.keys(WHOLE).map((what) => [h("a", { href: link("samples", { run, what }) }, what), " "])];
+  list.show([...of("best"), ...of("worst")], [`${number(found.stored.samples)} samples are kept, ${bytes(found.stored.bytes)}. `, shadows, all]);
+  return h("section", h("h2", "Samples"), list.view);
 }
 
 function waiting(waits, word) {
@@ -150,9 +134,9 @@ function waiting(waits, word) {
     waits.processes.map((process) => [
       h("p", h("b", process.role), ` ${process.name}: ${process.state}`),
       table(
-        ["seconds", "of", "waits for", "then"],
+        ["for", "at most", "waits for", "then"],
         process.waits.map((wait) => [
-          wait.age, wait.deadline, h(wait.overdue ? "span.bad" : "span", `${wait.number > 1 ? `${wait.number} x ` : ""}${wait.what}`), wait.then,
+          seconds(wait.age), typeof wait.deadline === "number" ? seconds(wait.deadline) : wait.deadline, h(wait.overdue ? "span.bad" : "span", `${wait.number > 1 ? `${wait.number} x ` : ""}${wait.what}`), wait.then,
         ]),
       ),
     ]),
@@ -169,53 +153,89 @@ export function sampleLink(run, row) {
 // Of several samples that one execution became, which have one number.
 export const sampleName = (index, part) => (index === null ? "-" : part ? `${index} (${part + 1})` : `${index}`);
 
-export const weights = (row) => (row.oldest_version === row.newest_version ? number(row.newest_version) : `${row.oldest_version} to ${row.newest_version}`);
+export const weights = (row) =>
+  row.newest_version === null ? "-" : row.oldest_version === row.newest_version ? `v${row.newest_version}` : `v${row.oldest_version} to v${row.newest_version}`;
 
 function parts(found, run) {
-  const rollouts = rowsOf(found.rollouts).reverse();
-  const sets = new Map();
-  for (const row of rowsOf(found.evaluated)) sets.set(row.data_set, [...(sets.get(row.data_set) ?? []), row]);
   return [
-    incidents(found),
-    sets.size
-      ? h("div", h("h2", "evaluations"), [...sets].map(([name, rows]) => h("p", isReport ? h("b", name) : h("a", { href: link("evaluation", { run, data_set: name }) }, `${name} item by item`), ": ", rows.slice(-12).map((row) => [h("a", { href: link("rollout", { run, rollout: row.rollout, data_set: name }) }, number(row.score)), ` after ${row.rollout}; `]))))
-      : null,
-    rollouts.length
-      ? h(
-          "div",
-          h("h2", "rollouts"),
-          table(
-            ["rollout", "reward", "samples", "dropped", "failed", "cut", "tokens", ""],
-            rollouts.slice(0, LISTED).map((row) =>
-              h(
-                "tr.row",
-                { "data-address": link("rollout", { run, rollout: row.rollout }), onclick: () => (location.hash = link("rollout", { run, rollout: row.rollout })) },
-                h("td.num", h("a", { href: link("rollout", { run, rollout: row.rollout }) }, rolloutNumber(row.rollout))),
-                [row.score, row.samples, row.dropped, row.failed, row.truncated, row.tokens].map((value) => h("td.num", number(value))),
-                h("td", isReport ? null : h("a", { href: link("timeline", { run, rollout: row.rollout }) }, "timeline")),
-              ),
-            ),
-          ),
-          rollouts.length > LISTED && !isReport ? goTo(run, rollouts[0].rollout) : null,
-        )
-      : null,
-    spent(found, run),
-    h("details.box", h("summary", "settings"), table(["setting", "value", "from"], found.settings.map(([name, value, origin]) => [name, json(value), h("span.dim", origin)]))),
-    h("details.box", h("summary", "plugins"), table(["kind", "name", "distribution", "version", "source"], found.plugins.map((plugin) => [plugin.kind, plugin.name, plugin.distribution, plugin.version, h("code", (plugin.sha256 ?? "").slice(0, 12))]))),
-    found.summary ? h("details.box", h("summary", "summary"), h("pre", JSON.stringify({ ...found.summary, plugins: undefined }, null, 1))) : null,
+    h("div.two", rolloutTable(found, run), evaluations(found, run)),
+    samples(found, run),
+    h("section", h("h2", "More"),
+      spent(found, run),
+      settings(found.settings),
+      h("details.box", h("summary", "plugins"), table(["kind", "name", "distribution", "version", "source"], found.plugins.map((plugin) => [plugin.kind, plugin.name, plugin.distribution, plugin.version, h("code", (plugin.sha256 ?? "").slice(0, 12))]))),
+      found.summary ? h("details.box", h("summary", "summary"), h("pre", JSON.stringify({ ...found.summary, plugins: undefined }, null, 1))) : null,
+    ),
   ];
 }
 
-// Where the time went; asked for when it is opened, as it is of a run with --profile.
+function rolloutTable(found, run) {
+  const rollouts = rowsOf(found.rollouts).reverse();
+  if (!rollouts.length) return null;
+  const head = ["rollout", "reward", "samples", "dropped", "failed", "truncated", "tokens", ""];
+  return h(
+    "section",
+    h("h2", "Rollouts"),
+    table(
+      head.map((name, i) => (name ? h(`th.num${i === 2 || i > 4 ? ".opt" : ""}`, { scope: "col" }, name) : h("td"))),
+      rollouts.slice(0, LISTED).map((row) => {
+        const address = link("rollout", { run, rollout: row.rollout });
+        const number_ = (value, more = "") => h(`td.num${more}${value === 0 ? ".dim" : ""}`, number(value));
+        return h(
+          "tr.row",
+          { "data-address": address, onclick: (event) => event.target.closest("a") || (location.hash = address) },
+          h("td.num", h("a", { href: address }, rolloutNumber(row.rollout))),
+          h("td.num", h("b", number(row.score, 3))), number_(row.samples, ".opt"), number_(row.dropped), number_(row.failed), number_(row.truncated, ".opt"), number_(row.tokens, ".opt"),
+          h("td", isReport ? null : h("a", { href: link("timeline", { run, rollout: row.rollout }) }, "timeline")),
+        );
+      }),
+      { class: "rows" },
+    ),
+    rollouts.length > LISTED && !isReport ? goTo(run, rollouts) : null,
+  );
+}
+
+function evaluations(found, run) {
+  const sets = Map.groupBy(rowsOf(found.evaluated), (row) => row.data_set);
+  if (!sets.size) return null;
+  return h(
+    "section",
+    h("h2", "Evaluations"),
+    [...sets].map(([name, rows]) => [
+      h("h3", name, isReport ? null : [" ", h("a", { href: link("evaluation", { run, data_set: name }) }, "item by item")]),
+      table(["after rollouts", "score", "samples", "truncated"], rows.slice(-LISTED).reverse().map((row) => h("tr", h("td.num", h("a", { href: link("rollout", { run, rollout: row.rollout, data_set: name }) }, number(row.rollout))), h("td.num", h("b", number(row.score, 3))), h("td.num", number(row.samples)), h("td.num", number(row.truncated))))),
+    ]),
+  );
+}
+
+// Settings that were given, and with the box ticked their defaults.
+function settings(all) {
+  const body = h("div");
+  const count = h("span.dim");
+  const every = h("input", { type: "checkbox", onchange: () => show() });
+  const filter = h("input", { placeholder: "name or value", "aria-label": "filter settings", oninput: () => show() });
+  function show() {
+    const text = filter.value.toLowerCase();
+    const rows = all.filter(([name, value, origin]) => (every.checked || text || origin !== "default") && `${name} ${json(value)}`.toLowerCase().includes(text));
+    count.replaceChildren(`${rows.length} of ${all.length}`);
+    body.replaceChildren(table(["setting", "value", "from"], rows.map(([name, value, origin]) => [h("code", name), json(value), h("span.dim", origin)])));
+  }
+  show();
+  return h("details.box", h("summary", "settings"), h("div.controls", filter, h("label", every, " with defaults"), count), body);
+}
+
+// Where the time went; asked for when it is opened, and at once for a run with --profile.
 function spent(found, run) {
   const out = h("div");
   const show = async (event) => {
     if (!event.target.open || out.childNodes.length) return;
     const told = await ask("profile", { run });
     const each = told.seconds / Math.max(1, told.rollouts);
-    const row = ([name, seconds]) => h("tr", h("td", { class: name.startsWith(" ") ? "part" : "" }, name.trim()), [seconds, (100 * seconds) / told.seconds, seconds / Math.max(1, told.rollouts)].map((value) => h("td.num", number(value, 3))));
+    const cells = (name, of, kind) => h("tr", h("td", { class: kind }, name), h("td.num", seconds(of)), h("td.num", percent(of / told.seconds)), h("td.num", seconds(of / Math.max(1, told.rollouts))));
     out.replaceChildren(
-      told.seconds ? table(["", "seconds", "%", "per rollout"], [h("tr", h("td", "the run"), [told.seconds, 100, each].map((value) => h("td.num", number(value, 3)))), ...told.rows.map(row)]) : h("p.dim", "there is no timeline (--no-trace)"),
+      told.seconds
+        ? table(["stage", "time", "share", "per rollout"], [cells("the run", each * Math.max(1, told.rollouts), ""), ...told.rows.map(([name, of]) => cells(name.trim(), of, name.startsWith(" ") ? "part" : ""))])
+        : empty("The run has no timeline (--no-trace)."),
       ...told.advice.map((text) => h("p", text)),
       told.trace === null || isReport
         ? h("p.dim", isReport ? "" : "slime train --profile records the trainers' passes, too, and a trace for Perfetto")
@@ -225,19 +245,20 @@ function spent(found, run) {
   return h("details.box", { open: found.profiled, ontoggle: show }, h("summary", "where the time went"), out);
 }
 
-function goTo(run, newest) {
-  const field = h("input", { type: "number", min: 1, max: rolloutNumber(newest), "data-search": "", "aria-label": "rollout" });
-  return h("form", { onsubmit: (event) => (event.preventDefault(), (location.hash = link("rollout", { run, rollout: field.value - rolloutNumber(0) }))) }, "rollout ", field, h("button", "open"));
+function goTo(run, rollouts) {
+  const field = h("input", { type: "number", min: 1, max: rolloutNumber(rollouts[0].rollout), "data-search": "", "aria-label": "number of a rollout", required: true });
+  return h("form.controls", { onsubmit: (event) => (event.preventDefault(), (location.hash = link("rollout", { run, rollout: field.value - rolloutNumber(0) }))) }, `the newest ${LISTED} of ${number(rollouts.length)}; open rollout `, field, h("button", "Open"));
 }
 
 function incidents(found) {
   const { noticed, stalls, engine_events: events } = found;
-  if (!noticed.length && !stalls.length && !events.length) return h("p.dim", "no incidents");
+  if (!noticed.length && !stalls.length && !events.length) return null;
   return h(
-    "div",
-    h("h2", "incidents"),
-    noticed.length ? table(["rollout", "what", "numbers", "check"], noticed.map((one) => [rolloutNumber(one.rollout_id), one.cause, one.numbers, one.check])) : null,
+    "section",
+    { id: "incidents" },
+    h("h2", "Incidents"),
+    noticed.length ? table(["rollout", "cause", "numbers", "check"], noticed.map((one) => [rolloutNumber(one.rollout_id), one.cause, one.numbers, one.check])) : null,
     stalls.map((name) => h("p.bad", `waited too long: stalls/${name}`)),
-    events.length ? h("details.box", h("summary", `${events.length} events of engines`), table(["what", ""], events.map((event) => [event.event, json(event)]))) : null,
+    events.length ? h("details.box", h("summary", `${events.length} events of engines`), table(["event", "details"], events.map((event) => [event.event, json(event)]))) : null,
   );
 }

@@ -1,10 +1,10 @@
 // All runs of a directory, and some of them side by side.
 
 import { ask, link } from "./api.js";
-import { chart } from "./chart.js";
-import { h, json, number, rolloutName, svg, table } from "./dom.js";
+import { curves } from "./curves.js";
+import { cell, empty, h, json, number, runName, seconds, svg, table, walker } from "./dom.js";
 
-const chosen = new Set(); // to be compared; the list is made again whenever a run goes on
+const chosen = new Set(); // to be compared; the list is made again when a run has new data
 
 export const state = (word) => h(`span.state.${word}`, word);
 
@@ -13,7 +13,7 @@ function spark(curve) {
   const values = curve.map(([, value]) => value);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const points = values.map((value, i) => `${((i / (values.length - 1)) * 96 + 2).toFixed(1)},${(20 - ((value - low) / (high - low || 1)) * 16).toFixed(1)}`);
-  return svg("svg", { width: 100, height: 22, viewBox: "0 0 100 22" }, svg("polyline", { points: points.join(" "), class: "line c0" }));
+  return svg("svg", { width: 100, height: 22, viewBox: "0 0 100 22", "aria-hidden": "true" }, svg("polyline", { points: points.join(" "), class: "line c0" }));
 }
 
 function mean(values) {
@@ -21,107 +21,110 @@ function mean(values) {
   return known.length ? known.reduce((a, b) => a + b) / known.length : null;
 }
 
+const took = (run) => (run.began === null || run.changed === null ? null : Math.max(0, run.changed - run.began));
+const model = (run) => (run.model ?? "").split("/").slice(-2).join("/");
+
+// Column -> what it is sorted by. A column of numbers begins with the largest.
+const SORTED = {
+  run: (run) => runName(run.run, run.path), state: (run) => run.state, started: (run) => run.began, took, rollouts: (run) => run.done,
+  reward: (run) => run.reward, model,
+};
+
+function sortedBy(runs, name) {
+  const of = SORTED[name] ?? SORTED.started;
+  const isText = runs.some((run) => typeof of(run) === "string");
+  return runs.toSorted((a, b) => (isText ? (of(a) ?? "").localeCompare(of(b) ?? "") : (of(b) ?? -Infinity) - (of(a) ?? -Infinity)));
+}
+
 export async function runsPage(asked) {
   const found = await ask("runs");
   for (const name of chosen) if (!found.runs.some((run) => run.run === name)) chosen.delete(name);
   const by = asked.by ?? "";
   const needle = (asked.text ?? "").toLowerCase();
-  const runs = found.runs.filter((run) => run.run.toLowerCase().includes(needle));
-  const compare = h("button", { disabled: chosen.size < 2, onclick: () => (location.hash = link("compare", { run: [...chosen] })) }, "compare");
+  const sort = asked.sort ?? "started";
+  const runs = sortedBy(found.runs.filter((run) => run.run.toLowerCase().includes(needle)), sort);
+  const address = (more) => link("runs", { by, text: asked.text, sort: asked.sort, ...more });
+  const compare = h("button", { disabled: chosen.size < 2, onclick: () => (location.hash = link("compare", { run: [...chosen] })) }, "Compare the ticked runs");
   const names = Object.keys(found.settings);
   const valueOf = Object.fromEntries(found.runs.map((run, i) => [run.run, by ? json(found.settings[by]?.[i] ?? null) : ""]));
   const groups = [...new Set(runs.map((run) => valueOf[run.run]))].sort();
-  let at = -1;
 
   function row(run) {
-    const box = h("input", { type: "checkbox", "aria-label": `compare ${run.run}`, checked: chosen.has(run.run), onclick: (event) => event.stopPropagation(), onchange: toggle });
+    const box = h("input", { type: "checkbox", "aria-label": `compare ${run.run}`, checked: chosen.has(run.run), onchange: toggle });
     function toggle() {
       if (box.checked) chosen.add(run.run);
       else chosen.delete(run.run);
       compare.disabled = chosen.size < 2;
     }
-    const scores = Object.entries(run.evaluations).map(([name, [first, last]]) => `${name} ${run.done ? `${number(first)} → ` : ""}${number(last)}`);
-    const sample = run.last_rollout === null ? "" : h("a", { href: link("rollout", { run: run.run, rollout: run.last_rollout }) }, rolloutName(run.last_rollout));
+    const scores = Object.entries(run.evaluations).map(([name, [first, last]]) => h("div", `${name} `, run.done ? `${number(first, 3)} → ` : "", h("b", number(last, 3))));
+    const open = link("run", { run: run.run });
     return h(
       "tr.row",
-      { "data-address": link("run", { run: run.run }) },
+      { "data-address": open, onclick: (event) => event.target.closest("a, input") || (location.hash = open) },
       h("td", box),
-      h("td", h("a", { href: link("run", { run: run.run }) }, run.run === "." ? run.path : run.run)),
-      h("td", state(run.state)),
-      h("td.num", run.of === null ? "" : `${run.done} / ${run.of}`),
-      h("td", spark(run.curve)),
-      h("td.num", number(run.reward)),
-      h("td", scores.join(", ")),
-      h("td", run.incidents ? h("span.bad", `${run.incidents} ${run.incidents === 1 ? "incident" : "incidents"}`) : ""),
-      h("td", sample),
+      h("td.title", h("a", { href: open }, runName(run.run, run.path))),
+      h("td.short", state(run.state), run.incidents ? h("div.bad", `${run.incidents} ${run.incidents === 1 ? "incident" : "incidents"}`) : ""),
+      h("td.opt.short", run.began === null ? "" : new Date(1000 * run.began).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" })),
+      h("td.num.opt", seconds(took(run))),
+      h("td.num.opt", run.of === null ? "" : `${run.done} / ${run.of}`),
+      h("td.opt", spark(run.curve)),
+      h("td.num", h("b", number(run.reward, 3))),
+      h("td", scores),
+      h("td.opt", { title: run.model ?? "" }, model(run)),
     );
   }
 
-  const head = ["", "run", "state", "rollouts", "reward", "last", "evaluations", "", "newest samples"];
+  const sorter = (name, kind) => h(kind, { scope: "col", "aria-sort": sort === name ? (typeof SORTED[name](found.runs[0]) === "string" ? "ascending" : "descending") : null }, h("a.sort", { href: address({ sort: name }) }, name, sort === name ? " ↓" : ""));
+  const head = () => [
+    "", sorter("run", "th"), sorter("state", "th"), sorter("started", "th.opt"), sorter("took", "th.num.opt"), sorter("rollouts", "th.num.opt"),
+    h("td.opt"), sorter("reward", "th.num"), "evaluations", sorter("model", "th.opt"),
+  ];
   const parts = groups.map((value) => {
     const members = runs.filter((run) => valueOf[run.run] === value);
     const of = `${members.length} run${members.length === 1 ? "" : "s"}, last reward ${number(mean(members.map((run) => run.reward)))} on average`;
-    return [by ? h("h2", `${by}: ${value} `, h("span.dim", of)) : null, table(head, members.map(row))];
+    return [by ? h("h2", `${by}: ${value} `, h("span.dim", of)) : null, table(head(), members.map(row), { class: "wide rows" })];
   });
   const choose = h(
     "select",
-    { onchange: (event) => (location.hash = link("runs", { by: event.target.value, text: asked.text })) },
-    h("option", { value: "" }, "by nothing"),
+    { "aria-label": "group by a setting", onchange: (event) => (location.hash = address({ by: event.target.value })) },
+    h("option", { value: "" }, "no grouping"),
     names.map((name) => h("option", { value: name, selected: name === by }, name)),
   );
   const search = h("input", {
-    "data-search": "", placeholder: "/ name", value: asked.text ?? "",
-    onchange: (event) => (location.hash = link("runs", { by, text: event.target.value })),
+    "data-search": "", "aria-label": "name of a run", placeholder: "/ name", value: asked.text ?? "",
+    onchange: (event) => (location.hash = address({ text: event.target.value })),
   });
-  const differ = names.map((name) => [name, ...found.settings[name].map(json)]);
+  const differ = names.map((name) => [h("code", name), ...found.settings[name].map(json)]);
   const view = h(
     "div",
-    h("div.controls", search, h("label", "group ", choose), compare),
-    parts,
+    h("div.controls", search, h("label", "group by ", choose), compare),
+    runs.length ? parts : empty("No run has this name."),
     names.length ? h("details.box", h("summary", `${names.length} settings differ`), table(["setting", ...found.runs.map((run) => run.run)], differ)) : null,
   );
-  const rows = () => [...view.querySelectorAll("tr.row")];
-  return {
-    title: "runs",
-    view,
-    move(step) {
-      rows()[at]?.classList.remove("chosen");
-      at = Math.max(0, Math.min(rows().length - 1, at + step));
-      rows()[at]?.classList.add("chosen");
-    },
-    open: () => at >= 0 && (location.hash = rows()[at].dataset.address),
-  };
+  return { title: "runs", view, ...walker(() => [...view.querySelectorAll("tr.row")]) };
 }
 
 export async function comparePage(asked) {
-  const names = asked.all.getAll("run");
+  const names = [...new Set(asked.all.getAll("run"))].sort(); // a run has its colour in every chart, also where others have no line
   const found = await ask("compare", { run: names });
-  const colours = names.toSorted(); // a run has its colour in every chart, also where others have no line
-  const charts = Object.entries(found.curves).map(([title, of]) => {
-    const x = [...new Set(Object.values(of).flatMap((points) => points.map(([step]) => step)))].sort((a, b) => a - b);
-    const lines = Object.entries(of).map(([name, points]) => {
-      const at = new Map(points);
-      return { name, values: x.map((step) => at.get(step) ?? null), colour: colours.indexOf(name) };
-    });
-    return chart({ title, x, lines, smoothing: 0 });
-  });
+  const panel = await curves({ runs: names, curves: found.curves, metrics: found.metric_names });
   const groups = found.groups.map((group) => group.join(" + "));
   const metrics = Object.entries(found.metrics).map(([name, { values, differ }]) => [
-    name,
-    ...values.map(([value, error]) => `${number(value)}${error === null ? "" : ` ± ${number(error, 2)}`}`),
+    h("code", name),
+    ...values.map(([value, error]) => h("td.num", `${number(value)}${error === null ? "" : ` ± ${number(error, 2)}`}`)),
     differ === null ? h("span.dim", "one run each: the noise is not known") : differ ? "more than noise" : "within noise",
   ]);
-  const legend = h("p", Object.keys(found.curves).length ? colours.map((name, i) => h(`b.k${i % 6}`, `— ${name}  `)) : "");
+  const row = (cells) => h("tr", cells.map((one) => (one instanceof HTMLTableCellElement ? one : cell(one))));
+  const same = (rows, what) => (rows.length ? table([what, ...groups], rows) : empty(`No ${what} differs.`));
   const view = h(
     "div",
-    legend,
-    h("div.charts", charts),
-    h("h2", `means of rollouts ${found.from} to ${found.until}, the last that all have`),
-    table(["metric", ...groups, ""], metrics),
-    h("h2", "settings that differ"),
-    table(["setting", ...groups], Object.entries(found.settings).map(([name, values]) => [name, ...values.map(json)])),
-    h("h2", "plugins that differ"),
-    table(["plugin", ...groups], Object.entries(found.plugins).map(([name, values]) => [name, ...values])),
+    panel.view,
+    h("h2", `Means of rollouts ${found.from} to ${found.until}, the last that all have`),
+    table(["metric", ...groups, ""], metrics.map(row)),
+    h("h2", "Settings that differ"),
+    same(Object.entries(found.settings).map(([name, values]) => [h("code", name), ...values.map(json)]), "setting"),
+    h("h2", "Plugins that differ"),
+    same(Object.entries(found.plugins).map(([name, values]) => [name, ...values]), "plugin"),
   );
   return { title: "compare", crumbs: [["runs", link("runs")]], view };
 }

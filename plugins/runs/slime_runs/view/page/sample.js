@@ -1,18 +1,22 @@
-// One sample: each token with who wrote it, mask, log-probs of engine and trainer, their ratio, advantage, weights.
+// One sample as a conversation of tokens: each with its source, mask, log-probs of engine and trainer, ratio, advantage,
+// weights. The same tokens are shown as messages, or raw with the chat template.
 
 import { again } from "./again.js";
 import { ask, isReport, link, query } from "./api.js";
 import { h, number, rolloutName, table } from "./dom.js";
 import { runCrumb, sampleName, weights } from "./run.js";
-import { paidBy, reward } from "./samples.js";
+import { bubble, paidBy, reward } from "./samples.js";
 import { verdicts } from "./shadows.js";
 
-const kept = { by: "source" };
-const FOLDED = 1;
+const kept = { by: "source", raw: false };
+const LONG = { tool: 200, template: 0 }; // pieces with more tokens are folded
+const CONTROL = 8; // a piece of the chat template of so many tokens has no words
+const LEAST_LOG_RATIO = 0.01; // smaller differences are rounding
 const WORDS = {
   system: "system message", user: "user", template: "chat template", tool: "tool", sampled: "model", demonstration: "demonstration",
   text: "text of a function",
 };
+const ROLES = { sampled: "assistant", demonstration: "assistant, demonstration", template: "chat template", text: "text of a function" };
 
 // A token's numbers. `prompt` tokens have none.
 function numbersOf(tokens, i) {
@@ -26,41 +30,34 @@ function numbersOf(tokens, i) {
   };
 }
 
-// What colours tokens: name -> number -> strength in [-1, 1], below zero is red.
-function shades(all) {
-  const most = (name) => Math.max(1e-9, ...all.map((one) => Math.abs(one[name] ?? 0)));
-  const [gap, advantage, entropy] = [most("gap"), most("advantage"), most("entropy")];
+// Name -> {shade(numbers): strength in [-1, 1], ends: [text, strength] from low to high, words}. Orange is below zero.
+function scales(all) {
+  const most = (name, least = 1e-9) => all.reduce((found, one) => Math.max(found, Math.abs(one[name] ?? 0)), least);
+  const [gap, advantage, entropy] = [most("gap", LEAST_LOG_RATIO), most("advantage"), most("entropy")];
   const versions = all.map((one) => one.version).filter((version) => version !== null && version >= 0);
   const newest = versions.reduce((a, b) => Math.max(a, b), -Infinity);
   const oldest = versions.reduce((a, b) => Math.min(a, b), Infinity);
+  const share = (name, of) => (one) => (one[name] === null ? 0 : one[name] / of);
   return {
     source: null,
-    "log-prob": (one) => (one.engine === null ? 0 : -Math.min(1, -one.engine / 5)),
-    "trainer - engine": (one) => (one.gap === null ? 0 : one.gap / gap),
-    advantage: (one) => (one.advantage === null ? 0 : one.advantage / advantage),
-    entropy: (one) => (one.entropy === null ? 0 : one.entropy / entropy),
-    mask: (one) => (one.mask ? 0.8 : 0),
-    weights: (one) => (one.version === null || one.version < 0 ? 0 : newest === oldest ? 0.4 : 0.2 + (0.8 * (one.version - oldest)) / (newest - oldest)),
+    advantage: { shade: share("advantage", advantage), ends: [[number(-advantage, 3), -1], ["0", 0], [`+${number(advantage, 3)}`, 1]], words: "advantage: pushed down, pushed up" },
+    ratio: { shade: share("gap", gap), ends: [[number(Math.exp(-gap), 3), -1], ["1", 0], [number(Math.exp(gap), 3), 1]], words: "probability of the trainer over that of the engine" },
+    "log-prob": { shade: (one) => (one.engine === null ? 0 : -Math.min(1, -one.engine / 5)), ends: [["-5 or less", -1], ["0", 0]], words: "log-prob of the engine: surprising, certain" },
+    entropy: { shade: share("entropy", entropy), ends: [["0", 0], [number(entropy, 3), 1]], words: "entropy, nats" },
+    mask: { shade: (one) => (one.mask ? 0.8 : 0), ends: [["not trained", 0], ["trained", 0.8]], words: "" },
+    weights: {
+      shade: (one) => (one.version === null || one.version < 0 ? 0 : newest === oldest ? 0.4 : 0.2 + (0.8 * (one.version - oldest)) / (newest - oldest)),
+      ends: !versions.length ? [] : oldest === newest ? [[`v${newest}`, 0.4]] : [[`v${oldest}`, 0.2], [`v${newest}`, 1]], words: "version of the weights that sampled it",
+    },
   };
 }
 
-const tint = (strength) => `rgb(${strength < 0 ? "220 60 50" : "45 160 80"} / ${Math.round(Math.min(1, Math.abs(strength)) * 65)}%)`;
+const tint = (strength) => (strength ? `rgb(${strength < 0 ? "235 120 20" : "50 120 235"} / ${Math.round(Math.min(1, Math.abs(strength)) * 60)}%)` : "transparent");
 
-// What the colours mean: [text, strength] for some strengths of the scale.
-function scale(all, by) {
-  const known = (name) => all.map((one) => one[name]).filter((value) => value !== null);
-  const most = (name) => Math.max(0, ...known(name).map(Math.abs));
-  const around = (name) => [[number(-most(name), 3), -1], ["0", 0], [number(most(name), 3), 1]];
-  const versions = known("version").filter((version) => version >= 0);
-  const [oldest, newest] = [versions.reduce((a, b) => Math.min(a, b), Infinity), versions.reduce((a, b) => Math.max(a, b), -Infinity)];
-  return {
-    "log-prob": [["-5 or less", -1], ["-2.5", -0.5], ["0", 0]],
-    "trainer - engine": around("gap"),
-    advantage: around("advantage"),
-    entropy: [["0", 0], [number(most("entropy"), 3), 1]],
-    mask: [["trained", 0.8], ["not trained", 0]],
-    weights: !versions.length ? [] : oldest === newest ? [[`weights ${newest}`, 0.4]] : [[`weights ${oldest}`, 0.2], [`weights ${newest}`, 1]],
-  }[by];
+// The scale as a bar with its numbers.
+function drawnScale({ ends, words }) {
+  const stops = ends.length > 1 ? ends.map(([, strength]) => tint(strength)).join(", ") : ends.map(([, strength]) => `${tint(strength)} 0 100%`).join();
+  return h("span.scale", h("span.dim", words), h("span.numbers", ends.map(([text]) => h("span", text))), ends.length ? h("span.bar-of", { style: `background: linear-gradient(to right, ${stops})` }) : null);
 }
 
 // The turn of a response token: [name, value] lines; none outside turns.
@@ -72,24 +69,38 @@ function turnOf(tokens, place) {
   return [["turn", `${at + 1} of ${tokens.turns.length}`], ...facts.filter(([, value]) => value !== null && value !== "")];
 }
 
+// Spans of one source after another are a piece.
+function piecesOf(tokens) {
+  const pieces = [];
+  for (const [source, length] of tokens.spans) {
+    if (pieces.at(-1)?.source === source) pieces.at(-1).length += length;
+    else pieces.push({ source, length });
+  }
+  return pieces;
+}
+
+const said = (text, raw) => (raw ? text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t") : text);
+
 function tokenView(tokens, choose) {
-  const holder = h("div.tokens");
+  const holder = h("div.tokens.chat");
   const spans = [];
+  const texts = [];
   const all = tokens.ids.map((_, i) => numbersOf(tokens, i));
   let i = 0;
-  for (const [source, length] of tokens.spans) {
-    const piece = document.createDocumentFragment();
+  for (const { source, length } of piecesOf(tokens)) {
+    const body = h("div.text");
+    const turns = tokens.turns.length > 1 ? turnOf(tokens, tokens.start + i - tokens.prompt) : [];
     for (const end = i + length; i < end; i += 1) {
       const text = tokens.texts ? tokens.texts[i] : `${tokens.ids[i]} `;
       const span = document.createElement("span");
       span.className = `s-${source}${all[i].mask === 0 ? " untrained" : ""}${text ? "" : " part"}`;
       span.dataset.i = i;
-      span.textContent = text ? text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t") : "·";
-      piece.append(span);
+      span.textContent = text || "·";
+      texts.push(text || "·");
+      body.append(span);
       spans.push(span);
     }
-    if (source === "tool" && length > FOLDED) holder.append(h("details", h("summary.dim", `tool, ${length} tokens`), piece));
-    else holder.append(piece);
+    holder.append(piece(source, length, body, source === "sampled" ? turns : []));
   }
   holder.addEventListener("click", (event) => {
     const span = event.target.closest("span[data-i]");
@@ -100,13 +111,33 @@ function tokenView(tokens, choose) {
     spans,
     all,
     colour(by) {
-      const shade = shades(all)[by];
-      spans.forEach((span, at) => {
-        const strength = shade ? shade(all[at]) : 0;
-        span.style.background = !shade ? "" : strength ? tint(strength) : "transparent";
-      });
+      const scale = scales(all)[by];
+      holder.classList.toggle("coloured", Boolean(scale));
+      spans.forEach((span, at) => (span.style.background = scale ? tint(scale.shade(all[at])) : ""));
+    },
+    raw(isRaw) {
+      holder.classList.toggle("raw", isRaw);
+      holder.classList.toggle("chat", !isRaw);
+      spans.forEach((span, at) => /[\n\t]/.test(texts[at]) && (span.textContent = said(texts[at], isRaw)));
     },
   };
+}
+
+function piece(source, length, body, turns) {
+  const words = [...turns.map(([name, value]) => `${name} ${value}`), source in LONG ? `${number(length)} tokens` : ""].filter(Boolean).join(", ");
+  const made = h(`div.bubble.piece.r-${source}`, h("div.role", h("b", ROLES[source] ?? source), h("span.dim", ` ${words}`)), body);
+  if (source === "template" && length <= CONTROL) made.classList.add("control");
+  else if (length > (LONG[source] ?? Infinity)) {
+    const fold = h("button.plain", { "aria-expanded": "false", onclick: toggle }, "show");
+    function toggle() {
+      const isFolded = made.classList.toggle("folded");
+      fold.setAttribute("aria-expanded", !isFolded);
+      fold.replaceChildren(isFolded ? "show" : "hide");
+    }
+    made.classList.add("folded");
+    made.querySelector(".role").append(" ", fold);
+  }
+  return made;
 }
 
 export async function samplePage(asked) {
@@ -114,7 +145,7 @@ export async function samplePage(asked) {
   const where = { run, rollout, data_set, group, sample, part };
   const found = await ask("sample", { ...where, start });
   const { tokens } = found;
-  const panel = h("div.panel");
+  const ofToken = h("div");
   const view = tokenView(tokens, choose);
   const sources = tokens.spans.flatMap(([source, length, withheld]) => Array(length).fill([source, withheld]));
   const buttons = isReport ? null : again(where, found, tokenView);
@@ -127,12 +158,12 @@ export async function samplePage(asked) {
     const span = view.spans[at];
     if (!span) return;
     span.classList.add("chosen");
-    span.closest("details")?.setAttribute("open", "");
+    span.closest(".folded")?.querySelector("button").click();
     const [source, withheld] = sources[at] ?? ["", ""];
     const one = view.all[at];
     const lines = [
-      ["token", tokens.start + at],
-      ["id", tokens.ids[at]],
+      ["token", number(tokens.start + at)],
+      ["id", `${tokens.ids[at]}`],
       ["text", h("code", JSON.stringify(tokens.texts?.[at] ?? ""))],
       ["written by", WORDS[source] ?? source],
       ["trained", one.mask === null ? "prompt" : one.mask ? "yes" : `no${withheld ? `: ${withheld}` : ""}`],
@@ -140,30 +171,35 @@ export async function samplePage(asked) {
       ["log-prob, trainer", number(one.trainer, 6)],
       ["ratio", number(one.ratio, 6)],
       ["advantage", number(one.advantage)],
-      ["weights", number(one.version)],
+      ["weights", one.version === null ? "-" : `v${one.version}`],
       ...turnOf(tokens, tokens.start + at - tokens.prompt),
       ["entropy", tokens.columns.entropy || found.fate !== "trained" ? number(one.entropy, 6) : h("span.dim", "kept with --use-rollout-entropy")],
       ...["reference", "teacher", "value", "return"].filter((name) => one[name] !== null).map((name) => [name, number(one[name], 6)]),
     ];
     if (from) from.value = Math.max(0, Math.min(found.response_tokens - 1, tokens.start + at - tokens.prompt));
-    panel.replaceChildren(
-      h("b", "this token"), h("dl.facts", lines.map(([name, value]) => [h("dt", name), h("dd", value)])),
-      h("b", "this sample"),
-      h("dl.facts", [["reward", reward(found.reward)], ...(found.components ? [["parts of the reward", reward(found.components)]] : []), ["advantage", number(found.advantage)], ["label", found.label ?? "-"], ["paid by", paidBy(found.paid_by)], ...(found.shadow ? verdicts(found.shadow, found.score).map(([spec, cell]) => [`shadow ${spec.split("/").at(-1)}`, cell]) : [])].map(([name, value]) => [h("dt", name), h("dd", value)])),
-    );
+    ofToken.replaceChildren(facts(lines));
   }
 
   const by = h(
     "select",
     { "aria-label": "colour by", onchange: (event) => ((kept.by = event.target.value), paint()) },
-    Object.keys(shades([])).filter((name) => name !== "entropy" || tokens.columns.entropy).map((name) => h("option", { selected: name === kept.by }, name)),
+    Object.keys(scales([])).filter((name) => name !== "entropy" || tokens.columns.entropy).map((name) => h("option", { selected: name === kept.by }, name)),
   );
   const legend = h("span.legend");
   function paint() {
     view.colour(kept.by);
-    const sources = [...new Set(tokens.spans.map(([source]) => source))].map((source) => h(`span.s-${source}`, WORDS[source] ?? source));
-    legend.replaceChildren(...(scale(view.all, kept.by)?.map(([text, strength]) => h("span", { style: `background: ${strength ? tint(strength) : "transparent"}` }, text)) ?? sources));
+    const scale = scales(view.all)[kept.by];
+    const sources = [...new Set(tokens.spans.map(([source]) => source))].map((source) => h(`span.swatch.s-${source}`, WORDS[source] ?? source));
+    legend.replaceChildren(...(scale ? [drawnScale(scale)] : sources));
   }
+  const button = h("button", { onclick: () => raw() });
+  function raw(isRaw = !kept.raw) {
+    kept.raw = isRaw;
+    view.raw(isRaw);
+    button.setAttribute("aria-pressed", isRaw);
+    button.replaceChildren("raw tokens ", h("kbd", "t"));
+  }
+  raw(kept.raw);
   paint();
   choose(Math.max(0, Math.min(tokens.ids.length - 1, tokens.prompt - tokens.start)));
   const groupAddress = link("group", { run, rollout, data_set, group: found.group_index });
@@ -174,26 +210,39 @@ export async function samplePage(asked) {
     if (next !== undefined) location.hash = sibling(next);
   };
   const slice = (from) => link("sample", { ...where, start: Math.max(0, from) });
+  const ofSample = [
+    ["reward", reward(found.reward)], ...(found.components ? [["parts of the reward", reward(found.components)]] : []), ["advantage", number(found.advantage)],
+    ["label", found.label ?? "-"], ["reward function", paidBy(found.paid_by)],
+    ["outcome", [...new Set([found.status, found.fate])].map((word) => [h(`span.badge.${word}`, word), " "])],
+    ["tokens", `${number(found.prompt_tokens)} in, ${number(found.response_tokens)} out, ${number(found.trained_tokens)} trained`], ["weights", weights(found)], ["turns", `${found.turns}`],
+    ...(found.data_row === null || isReport ? [] : [["data", h("a", { href: link("prompt", { run, row: found.data_row }) }, `row ${found.data_row} and all its visits`)]]),
+    ...(found.shadow ? verdicts(found.shadow, found.score).map(([spec, cell]) => [`shadow ${spec.split("/").at(-1)}`, cell]) : []),
+  ];
   const page = h(
     "div",
-    h("p",
-      found.siblings.map((one) => [isThis(one) ? h("b", sampleName(...one)) : h("a", { href: sibling(one) }, sampleName(...one)), " "]),
-      h("span.dim", ` ${found.status}, ${found.fate}; ${found.prompt_tokens} + ${found.response_tokens} tokens, ${found.trained_tokens} trained; weights ${weights(found)}; ${found.turns} ${found.turns === 1 ? "turn" : "turns"}`),
-      found.data_row === null || isReport ? null : [" ", h("a", { href: link("prompt", { run, row: found.data_row }) }, `row ${found.data_row} of the data`)],
-    ),
+    found.siblings.length > 1
+      ? h("nav.siblings", { "aria-label": "answers of the group" }, h("span.dim", "answers of the group "), found.siblings.map((one) => h("a.button", { href: sibling(one), "aria-current": isThis(one) ? "page" : null }, sampleName(...one))))
+      : null,
     found.failure ? h("p.bad", found.failure) : null,
-    h("div.controls", h("label", "colour by ", by), legend),
+    h("div.controls", button, h("label", "colour by ", by), legend),
     tokens.ids.length < tokens.total
       ? h("p", `tokens ${tokens.start} to ${tokens.start + tokens.ids.length} of ${tokens.total} `, tokens.start > 0 ? h("a", { href: slice(tokens.start - 10000) }, "before") : null, " ", tokens.start + tokens.ids.length < tokens.total ? h("a", { href: slice(tokens.start + 10000) }, "after") : null)
       : null,
-    tokens.texts === null && tokens.ids.length ? h("p.dim", "the tokenizer of the run is not here, so tokens are shown as their ids") : null,
-    h("div.sample", h("div", tokens.ids.length ? view.holder : conversation(found), tokens.text === null || !tokens.ids.length ? null : h("div.text", tokens.text), buttons), panel),
-    found.images.map(({ name, source }) => (source === null ? h("p.dim", `an image that is not here: ${name}`) : h("img", { src: source, alt: name, title: name }))),
-    isReport ? null : found.renderers.map((name) => h("details.box", { open: true }, h("summary", `rendered by ${name}`), h("iframe", { sandbox: "", title: name, src: `rendered?${query({ ...where, by: name })}` }))),
-    h("details.box", h("summary", "messages"), conversation(found)),
-    h("details.box", h("summary", "raw ids"), h("pre", tokens.ids.join(" "))),
-    h("details.box", h("summary", "metadata"), h("pre", found.metadata)),
-    h("details.box", h("summary", "all tokens in a table"), h("p", { onclick: (event) => event.target.replaceWith(everything(tokens, view.all)) }, h("button", "show"))),
+    tokens.texts === null && tokens.ids.length ? h("p.dim", "The tokenizer of the run is not here, so tokens are shown as their ids.") : null,
+    h(
+      "div.sample",
+      h("div.talk", tokens.ids.length ? view.holder : conversation(found), tokens.text === null || !tokens.ids.length ? null : bubble("assistant", tokens.text)),
+      h("aside.panel", { "aria-label": "numbers" }, h("h2", "This sample"), facts(ofSample), h("h2", "This token"), ofToken),
+      h(
+        "div.more",
+        found.images.map(({ name, source }) => (source === null ? h("p.dim", `an image that is not here: ${name}`) : h("img", { src: source, alt: name, title: name }))),
+        isReport ? null : found.renderers.map((name) => h("details.box", { open: true }, h("summary", `rendered by ${name}`), h("iframe", { sandbox: "", title: name, src: `rendered?${query({ ...where, by: name })}` }))),
+        buttons,
+        h("details.box", h("summary", "metadata"), h("pre", found.metadata)),
+        h("details.box", h("summary", "raw ids"), h("pre", tokens.ids.join(" "))),
+        h("details.box", h("summary", "all tokens in a table"), h("p", { onclick: (event) => event.target.replaceWith(everything(tokens, view.all)) }, h("button", "Show"))),
+      ),
+    ),
   );
   return {
     title: `sample ${sampleName(found.sample_index, found.part)}`,
@@ -203,14 +252,17 @@ export async function samplePage(asked) {
       ...(found.group_index === null ? [] : [[`group ${found.group_index}`, groupAddress]]),
     ],
     view: page,
+    raw: () => raw(),
     move: neighbour,
     token: (step) => (choose(at + step), view.spans[at]?.scrollIntoView({ block: "nearest" })),
     shown: () => tokens.prompt > tokens.start && view.spans[at]?.scrollIntoView({ block: "nearest" }),
   };
 }
 
+const facts = (lines) => h("dl.facts", lines.map(([name, value]) => [h("dt", name), h("dd", value)]));
+
 function conversation(found) {
-  return h("div", [...found.prompt, { role: "assistant", text: found.text }].map((message) => [h("div.dim", message.role), h("div.text", message.text)]));
+  return h("div.chat", [...found.prompt, { role: "assistant", text: found.text }].map((message) => bubble(message.role, message.text)));
 }
 
 function everything(tokens, all) {

@@ -68,10 +68,12 @@ class Schedule:
         batch: TrainBatch,
         micro_batches: Sequence[Sequence[int]],
         run: Results,
-        columns: int,
+        columns: int | None,
         replay: RoutingReplay | None = None,
     ) -> list[list[torch.Tensor]]:
         """Return the results of `run` for all samples, without gradient: one list of [response_length] per column.
+
+        `columns` is None if only `run` knows how many it returns.
 
         With a replay the pass uses the experts that the batch names. For tokens without named experts, it records the
         experts that it used in the batch.
@@ -93,8 +95,9 @@ class Schedule:
             self._run(packed, after, forward_only=True)
         if replay is not None:
             replay.keep(batch, packed)
-        joined = {str(i): torch.cat([part[i] for part in found]) for i in range(columns)} if found else {}
+        joined = {str(i): torch.cat(parts) for i, parts in enumerate(zip(*found, strict=True))}
         joined = self._over_pipeline(joined)
+        columns = len(joined) if columns is None else columns
         order = [position for micro in packed for position in micro.positions]
         lengths = [batch.response_lengths[position] for position in order]
         if not order:

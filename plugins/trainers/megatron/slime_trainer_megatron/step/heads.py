@@ -4,23 +4,34 @@ Called by `forward.py`; the only place that looks inside a `GPTModel`. Only the 
 through the output layer: under sequence parallelism hidden states are gathered first, then rows are taken.
 `hidden_states` calls the innermost model. The wrapper for 16-bit weights would make the last stage's whole logits
 float32, and the model itself would send every row through the output layer.
+
+Per-token results of the context-parallel ranks -> whole responses, in order, on each of them; differentiable.
+
+Called by `forward.py` on the last pipeline stage, so that a loss always sees whole responses (ratios of a sequence,
+means over samples) and is the same number on every context-parallel rank. Backward does not sum over ranks. Every rank
+differentiates the same loss with respect to its own tokens; the data- and context-parallel sum of parameter gradients
+adds these parts up, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from slime_core.protocols import MicroBatchOutput
 from slime_trainer_megatron.process_groups import ProcessGroups
-from slime_trainer_megatron.step.context_parallel import gather_places
 from slime_trainer_megatron.step.packed import PackedBatch
-from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, vocab_parallel_log_probs
+from slime_trainer_megatron.step.vocab_parallel import VocabularyPart, default_rows, vocab_parallel_log_probs
 from slime_trainer_megatron.weights.parameters import unwrapped
+
+ReadLogits = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+"""Function of logits [rows, vocabulary], divided by the temperature, and the rows' tokens; see `protocols.Trainer`."""
 
 
 def hidden_states(chunk: Any, micro: PackedBatch) -> torch.Tensor:
@@ -88,6 +99,19 @@ class Head:
         """Return [R] float32 log-probs of response tokens under the temperature-scaled distribution, and entropies."""
         logits = self._output_layer(self._whole(hidden).index_select(0, micro.rows))
         return self._from_logits(logits, micro, with_entropy, overwrite=True)
+
+    def over_logits(self, hidden: torch.Tensor, micro: PackedBatch, read: ReadLogits) -> tuple[torch.Tensor, ...]:
+        """Return the tensors [R, ...] of `read`, which sees the logits of a few rows at a time, gathered whole."""
+        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+        logits = self._output_layer(self._whole(hidden).index_select(0, micro.rows))
+        rows = self.chunk_size if self.chunk_size > 0 else default_rows(logits)
+        found = []
+        for part, targets in zip(torch.split(logits, rows), torch.split(micro.targets, rows)):
+            whole: torch.Tensor = gather_from_tensor_model_parallel_region(part)
+            found.append(read(whole[:, : self.vocab_size].float() / self.temperature, targets))
+        columns = (torch.cat(column) for column in zip(*found, strict=True))
+        return tuple(gather_places(t, micro.places, micro.num_responses, self.groups.context_group) for t in columns)
 
     def values(self, hidden: torch.Tensor, micro: PackedBatch) -> torch.Tensor:
         """Return [R] float32 values of the states before the response tokens."""
@@ -171,3 +195,40 @@ def _on_whole_rows(layer: Any) -> Iterator[None]:
         yield
     finally:
         layer.sequence_parallel, layer.allreduce_dgrad = True, before
+
+
+def gather_places(local: torch.Tensor, places: torch.Tensor, total: int, group: Any | None) -> torch.Tensor:
+    """Put every rank's entries where they belong.
+
+    Args:
+        local: [n, ...] entries of this rank.
+        places: [n] int64 in [0, total): where they go. Over all ranks each place occurs once.
+        total: Entries over all ranks.
+        group: Context-parallel process group; None for a single rank.
+
+    Returns:
+        [total, ...], the same on every rank; its gradient goes to the entries of this rank alone.
+    """
+    if group is None or dist.get_world_size(group) == 1:
+        # One rank has its entries in order: nothing to move.
+        assert local.shape[0] == total
+        return local
+    whole: torch.Tensor = _Gather.apply(local, places, total, group)  # type: ignore[no-untyped-call]
+    return whole
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, places: torch.Tensor, total: int, group: Any) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        # A sum in which all but one term are zero: exact, and ranks may hold different numbers of entries.
+        whole = local.new_zeros((total, *local.shape[1:]))
+        whole[places] = local
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (places,) = ctx.saved_tensors
+        return grad[places], None, None, None

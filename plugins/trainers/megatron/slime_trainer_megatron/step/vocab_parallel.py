@@ -76,14 +76,15 @@ def vocab_parallel_log_probs(
     """
     assert temperature > 0
     assert logits.shape[0] == targets.shape[0]
-    rows = chunk_size if chunk_size > 0 else _default_rows(logits)
+    rows = chunk_size if chunk_size > 0 else default_rows(logits)
     log_probs, entropy = _VocabParallel.apply(  # type: ignore[no-untyped-call]
         logits, targets, part, temperature, rows, with_entropy, overwrite, mask
     )
     return log_probs, entropy if with_entropy else None
 
 
-def _default_rows(logits: torch.Tensor) -> int:
+def default_rows(logits: torch.Tensor) -> int:
+    """Return the rows of a chunk by `CHUNK_ELEMENTS`."""
     elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS["cpu"])
     return max(1, elements // max(logits.shape[1], 1))
 
