@@ -7,6 +7,7 @@ step: forward and backward through an output layer of 151,936 tokens, with chunk
 
     python benchmarks/trainer.py [--rounds 3] [--threads 1] [--tiny]
     python benchmarks/trainer.py --device cuda --dtype bfloat16 --large
+    python benchmarks/trainer.py --model outputs/bench/SmolLM2 --threads 2 --samples 64 --length 24 --micro-batch 32
 
 Every measurement runs in its own process and the sides alternate, so that peaks are separate and noise is visible.
 """
@@ -46,6 +47,7 @@ HF = {
     "initializer_range": 0.05,
 }
 STEPS, MICRO_BATCH, LR = 3, 8, 1e-4
+PRODUCTS = ("_Product", "_ProductBackward", "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm")
 HEAD_TOKENS, HEAD_HIDDEN, HEAD_VOCAB = 1024, 64, 151_936
 
 
@@ -55,9 +57,8 @@ def make_model(directory: Path, shape: dict[str, Any]) -> None:
     from slime_core.models.config import ModelConfig
     from slime_core.models.hf_io import write_config, write_weights
 
-    hf = {**HF, **shape}
-    write_weights(directory, init_weights(ModelConfig.from_hf(hf, qk_norm=True), seed=0).items())
-    write_config(directory, hf)
+    write_weights(directory, init_weights(ModelConfig.from_hf(shape, qk_norm=True), seed=0).items())
+    write_config(directory, shape)
 
 
 def make_samples(count: int, vocab: int, length: int | None = None) -> list[tuple[list[int], int]]:
@@ -247,10 +248,23 @@ def utilisation(medians: dict[str, dict[str, float]], flops: int, job: dict[str,
     """Print the FLOP utilisation of each side's step; on CPU by processor seconds, so other load does not count."""
     import torch
 
+    torch.set_num_threads(1)  # The processor time of several threads is read too coarsely for one product.
     peak = peak or matmul_flops_per_second(job["device"], getattr(torch, job["dtype"])) / 1e12
     clock = "seconds" if job["device"] == "cuda" else "cpu"
     shares = ", ".join(f"{side} {flops / found[clock] / peak / 1e12:.1%}" for side, found in medians.items())
     print(f"model FLOP utilisation, of {peak:.3g} TFLOP/s: {shares}")
+
+
+def product_share(job: dict[str, Any], samples: list[tuple[list[int], int]]) -> float:
+    """Return the share of slime's step, by the profiler's processor time, that is spent in matrix products."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step = slime_step(job, samples)
+    step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+    spent = {event.key: event.self_cpu_time_total for event in profiler.key_averages()}
+    return sum(spent.get(name, 0.0) for name in PRODUCTS) / sum(spent.values())
 
 
 def main() -> None:
@@ -263,6 +277,7 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_true", help="the demo's 331k-parameter model instead of one of 5M")
     size.add_argument("--large", action="store_true", help="Qwen3-0.6B's shape, for a GPU")
+    size.add_argument("--model", metavar="DIR", help="a model directory")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of matrix products")
     parser.add_argument("--peak-tflops", type=float, help="of the device, for utilisation; without, a matrix product's")
@@ -274,19 +289,25 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(options.threads)
-    shape = TINY if options.tiny else LARGE if options.large else MEDIUM
+    shape = {**HF, **(TINY if options.tiny else LARGE if options.large else MEDIUM)}
+    if options.model:
+        shape = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     place = {"threads": options.threads, "device": options.device, "dtype": options.dtype}
     with tempfile.TemporaryDirectory() as directory:
-        make_model(Path(directory), shape)
-        job = {**place, "model": directory, "vocab": shape["vocab_size"]}
+        if not options.model:
+            make_model(Path(directory), shape)
+        job = {**place, "model": options.model or directory, "vocab": shape["vocab_size"]}
         job |= {"samples": options.samples, "length": options.length, "micro_batch": options.micro_batch}
         lengths = [len(tokens) for tokens, _ in make_samples(options.samples, shape["vocab_size"], options.length)]
         tokens = sum(lengths)
         of = f"of {options.length} + prompt" if options.length else "log-normal"
         name = f"optimizer step, {options.samples} samples {of}, {tokens} tokens"
         medians = report(name, compare({**job, "what": "step"}, options.rounds), tokens)
-        utilisation(medians, step_flops({**HF, **shape}, lengths), place, options.peak_tflops)
-    if options.length:
+        utilisation(medians, step_flops(shape, lengths), place, options.peak_tflops)
+        if options.device == "cpu":
+            share = product_share(job, make_samples(options.samples, shape["vocab_size"], options.length))
+            print(f"share of matrix products in slime's step: {share:.1%}")
+    if options.length or options.model:
         return
     head = compare({**place, "what": "head", "dtype": "float32"}, options.rounds)
     name = f"log-prob step, {HEAD_TOKENS} tokens, vocabulary {HEAD_VOCAB:,}"

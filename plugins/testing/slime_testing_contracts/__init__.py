@@ -10,16 +10,15 @@ Subclass a suite in a test file, name the component, add examples; pytest runs i
 
 slime's own plugins are held to the same suites, which `slime plugins check` finds by entry point (`slime.contracts`).
 One of a kind of your own is a subclass of `Contract`, named by an entry point `<kind> = "module:Class"` of that group.
-Needs pytest. Loaded lazily (PEP 562), since pytest imports this package in every run of an environment that has it;
-what happens here is that the suites' asserts are rewritten, so that a failure shows values.
+The suites need pytest, `tiny` does not. Loaded lazily (PEP 562), since pytest imports this package in every run of an
+environment that has it; then the suites' asserts are rewritten, so that a failure shows values.
 """
 
 from __future__ import annotations
 
 import pkgutil
+import sys
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from slime_core.lazy import Exports
 
@@ -66,7 +65,10 @@ if TYPE_CHECKING:
 _EXPORTS = Exports(__name__, __file__)
 __all__ = [*_EXPORTS.places]
 
-pytest.register_assert_rewrite(*(f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)))
+if sys.modules.get("pytest"):
+    import pytest
+
+    pytest.register_assert_rewrite(*(f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)))
 
 
 def __getattr__(name: str) -> Any:
