@@ -19,6 +19,7 @@ from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import DataError, SlimeError
 from slime_core.launch.prepare import Prepared
+from slime_core.protocols import Args
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample, SampleStatus
@@ -87,7 +88,7 @@ def score_rows(run: Prepared) -> Scores:
 
 
 async def _score(
-    args: Any, rewards: RewardStage, filters: FilterStage, tokenizer: Any, reader: PromptReader, total: int
+    args: Args, rewards: RewardStage, filters: FilterStage, tokenizer: Any, reader: PromptReader, total: int
 ) -> Scores:
     scores = Scores(total=total)
     await rewards.start()
@@ -121,7 +122,7 @@ async def _score(
     return scores
 
 
-async def _play(args: Any, sample: Sample) -> tuple[int, bool]:
+async def _play(args: Args, sample: Sample) -> tuple[int, bool]:
     """Play an episode of a sample's environment; return its turns, and whether it ended. Raises SlimeError."""
     from slime_environments.session import EnvironmentSession
 
@@ -170,7 +171,7 @@ def _answered(sample: Sample, tokenizer: Any, text: str, number: int, place: int
     return answered
 
 
-def _count(scores: Scores, args: Any, filters: FilterStage, group: Sequence[Sample]) -> None:
+def _count(scores: Scores, args: Args, filters: FilterStage, group: Sequence[Sample]) -> None:
     values = [_value(sample.reward, args.reward_key) for sample in group]
     scores.compared += 1
     scores.values |= set(values)
