@@ -155,7 +155,8 @@ class Run:
         if fields["EndTime"] == "Unknown" or fields["TimeLimit"] == "UNLIMITED":
             return None
         begin, end = (datetime.fromisoformat(fields[name]).timestamp() for name in ("StartTime", "EndTime"))
-        return end - min(self._order["drain_timeout"] + _MARGIN_S, _LARGEST_SHARE * (end - begin))
+        margin = float(self._order["drain_timeout"]) + _MARGIN_S
+        return end - min(margin, _LARGEST_SHARE * (end - begin))
 
     def _requeue(self) -> None:
         if self._requeue_for == "its time limit" and self._store.commits()[-1:] == self._commits:

@@ -57,7 +57,6 @@ class FsdpTrainer(EmbeddedTrainer):
         sampling_mask=True, routing_replay=True, collective_weights=True, uses=frozenset(_USES.split())
     )
     Options: ClassVar[type[PluginOptions]] = PluginOptions
-    moves_teacher: ClassVar[bool] = False
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
         if args.ref_update_interval:

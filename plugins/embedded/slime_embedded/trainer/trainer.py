@@ -85,11 +85,10 @@ class EmbeddedTrainer:
         routing_replay=True,
         takes_images=True,
         takes_adapters=True,
+        moves_teacher=True,
         uses=frozenset(_USES.split()),
     )
     Options: ClassVar[type[PluginOptions]] = Options
-    moves_teacher: ClassVar[bool] = True
-    """Whether `update_teacher` may be called, and its result is saved."""
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
         self.role = role
