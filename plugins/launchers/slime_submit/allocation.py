@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -41,8 +42,10 @@ _SAME_S = 5.0
 """Seconds within which signals are one event."""
 _LARGEST_SHARE = 0.25
 """Largest share of the time limit that a drain may take."""
-_RAY_S = 120.0
+_RAY_S = 300.0
 """Deadline for Ray to start on the first node, and on the others after it."""
+
+_TOKEN = "RAY_AUTH_TOKEN"
 
 
 def main() -> int:
@@ -58,8 +61,8 @@ def main() -> int:
         run = Run(folder, order, job)
         if nodes == "1":
             return run.run({})
-        with _head(folder, attempt) as address:
-            return run.run({"RAY_ADDRESS": address})
+        with _head(folder, attempt, int(nodes)) as variables:
+            return run.run(variables)
     except SlimeError as error:
         print(f"slime: error: {error}", file=sys.stderr)
         return 1
@@ -172,22 +175,24 @@ class Run:
 
 
 @contextmanager
-def _head(folder: Path, attempt: str) -> Iterator[str]:
-    """Start the first node of a Ray cluster and yield its address, which the other nodes read from a file."""
+def _head(folder: Path, attempt: str, nodes: int) -> Iterator[dict[str, str]]:
+    """Start a Ray cluster's first node, whose address the others read from a file; yield variables once all joined."""
+    os.environ.update(_with_token(secrets.token_hex(32)))
     from ray.util import get_node_ip_address
 
     with socket.socket() as free:
         free.bind(("", 0))
         host, port = get_node_ip_address(), free.getsockname()[1]
-    note = _note(folder, attempt)
+    note, address = _note(folder, attempt), f"{host}:{port}"
     place = (f"--node-ip-address={host}", f"--port={port}", f"--temp-dir={_temporary(attempt)}")
     with _ray(folder, attempt, "0", "--head", *place, "--include-dashboard=0"):
         _until_reachable(host, port)
         partial = note.with_suffix(".partial")
-        partial.write_text(f"{host}:{port}", encoding="utf-8")
+        partial.write_text(f"{address} {os.environ[_TOKEN]}", encoding="utf-8")
         partial.replace(note)
         try:
-            yield f"{host}:{port}"
+            _until_joined(address, nodes, folder)
+            yield {"RAY_ADDRESS": address}
         finally:
             note.unlink()
 
@@ -201,8 +206,10 @@ def _member(folder: Path, attempt: str, rank: str) -> None:
             if time.monotonic() >= end:
                 raise SlimeError(gave_up(f"Ray on the first node ({note})", _RAY_S, "the job ends"))
             time.sleep(_TICK)
+    address, token = note.read_text(encoding="utf-8").split()
+    os.environ.update(_with_token(token))
     with (
-        _ray(folder, attempt, rank, f"--address={note.read_text(encoding='utf-8')}"),
+        _ray(folder, attempt, rank, f"--address={address}"),
         waiting("the run on the first node", deadline=None, then="Slurm ends this task after that node's"),
     ):
         while note.exists():
@@ -227,6 +234,11 @@ def _ray(folder: Path, attempt: str, rank: str, *flags: str) -> Iterator[None]:
         shutil.rmtree(_temporary(attempt), ignore_errors=True)
 
 
+def _with_token(token: str) -> dict[str, str]:
+    """Return the variables with which Ray's processes, and the run's, accept and send the token."""
+    return {"RAY_AUTH_MODE": "token", _TOKEN: token}
+
+
 def _until_reachable(host: str, port: int) -> None:
     end = time.monotonic() + _RAY_S
     with waiting(f"Ray at {host}:{port}", deadline=_RAY_S, then="the job ends"):
@@ -238,6 +250,23 @@ def _until_reachable(host: str, port: int) -> None:
                 if time.monotonic() >= end:
                     raise SlimeError(f"{gave_up(f'Ray at {host}:{port}', _RAY_S, 'the job ends')} ({error})") from error
                 time.sleep(_TICK)
+
+
+def _until_joined(address: str, nodes: int, folder: Path) -> None:
+    """Wait until all nodes of the job are nodes of the cluster. Raises SlimeError."""
+    import ray
+
+    end, what = time.monotonic() + _RAY_S, f"{nodes} nodes of Ray"
+    with waiting(what, deadline=_RAY_S, then="the job ends"):
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        try:
+            while (there := sum(node["Alive"] for node in ray.nodes())) < nodes:
+                if time.monotonic() >= end:
+                    said = gave_up(what, _RAY_S, "the job ends")
+                    raise SlimeError(f"{said}: {there} joined; {folder}/ray-*.log has what the others printed")
+                time.sleep(_TICK)
+        finally:
+            ray.shutdown()
 
 
 def _note(folder: Path, attempt: str) -> Path:

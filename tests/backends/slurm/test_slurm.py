@@ -155,7 +155,7 @@ def test_two_nodes(slurm: Slurm, tiny: TinyRun, tmp_path: Path) -> None:
         release(tmp_path)
         slurm.until(job, lambda fields: fields["Restarts"] == "1" and fields["JobState"] == "RUNNING")
         text = run.finish()
-    assert "2 CPU places" in text
+    assert "3 CPU places on 2 nodes" in text
     assert "resumed from" in text
     assert [line["step"] for line in timeless(tmp_path / "run")] == list(range(1, ROLLOUTS + 1))
 
