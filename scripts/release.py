@@ -1,6 +1,6 @@
 """Build every distribution of the repository twice, and try the wheels: `make release` runs it.
 
-python scripts/release.py [--python 3.12] [--torch VERSION] [--build-only]
+python scripts/release.py [--python 3.12] [--torch VERSION] [--build-only | --built]
 
 `dist/` gets wheels and sdists of the distributions that are published, an SBOM of slime-rl, and SHA256SUMS;
 `build/release/` the others, whose code the wheel of slime-rl has. Both builds must have the same bytes. Then, with the
@@ -69,10 +69,10 @@ slime show outputs/demo
 slime why --learning outputs/demo
 slime report outputs/demo --output demo.html
 slime eval --config demo.yaml --hf-checkpoint outputs/demo/checkpoints/rollout_0000039
-slime export outputs/demo exported
+slime samples show outputs/demo -n 1
 slime plugins list --check
 slime plugins new rewards near
-slime plugins check near --no-contract
+slime plugins check ./slime-reward-near --no-contract
 slime train --config demo.yaml --num-rollout 2 --save outputs/ray --launcher ray
 slime train --config demo.yaml --num-rollout 2 --save outputs/megatron --train-backend megatron
 python -c "import slime, fully_async_rollout"
@@ -172,18 +172,20 @@ def build_twice() -> list[Distribution]:
     os.environ["SOURCE_DATE_EPOCH"] = epoch = run("git", "log", "-1", "--format=%ct").strip()
     shutil.rmtree(BUILD, ignore_errors=True)
     shutil.rmtree(DIST, ignore_errors=True)
-    tree = run("git", "stash", "create").strip()
-    if tree:
+    commit = run("git", "rev-parse", "HEAD").strip()
+    tree = run("git", "stash", "create").strip() or commit
+    if tree != commit:
         print("release: tracked files have changes, which are built too: not to be published", file=sys.stderr)
     for name in ("first", "second"):
-        build(tree or "HEAD", BUILD / name)
+        build(tree, BUILD / name)
     first, second = checksums(BUILD / "first"), checksums(BUILD / "second")
     if differ := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise SystemExit(f"two builds differ: {', '.join(differ)}")
     shutil.rmtree(BUILD / "second")
     shutil.move(BUILD / "first" / "dist", DIST)
     shutil.move(BUILD / "first" / "others", BUILD / "others")
-    run(sys.executable, "-m", "twine", "check", "--strict", *DIST.iterdir(), *(BUILD / "others").iterdir())
+    run(sys.executable, "-m", "twine", "check", "--strict", *DIST.iterdir())
+    run(sys.executable, "-m", "twine", "check", *(BUILD / "others").iterdir())
     print(f"built {len(first)} files twice, with the same bytes (SOURCE_DATE_EPOCH={epoch}); twine finds nothing")
     return built()
 
@@ -350,8 +352,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", default=here, help="Python of the environments; default: %(default)s")
     parser.add_argument("--torch", default=torch, help="torch of the environments; default: %(default)s")
     parser.add_argument("--build-only", action="store_true", help="write dist/ and try nothing")
+    parser.add_argument("--built", action="store_true", help="try what an earlier command has built")
     args = parser.parse_args(argv)
-    own = {found.name: found for found in build_twice()}
+    own = {found.name: found for found in (built() if args.built else build_twice())}
     check_bundle(list(own.values()))
     if not args.build_only:
         check_all_bounds(own)
@@ -360,6 +363,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             installer = Installer(own, args.python, args.torch, name)
             installer.load()
             installer.smoke(sbom if name == "newest" else None)
+    (DIST / "SHA256SUMS").unlink(missing_ok=True)
     lines = [f"{digest}  {name}\n" for name, digest in checksums(DIST).items()]
     (DIST / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
     print(f"wrote {DIST}: {len(lines)} files and SHA256SUMS")

@@ -1,45 +1,29 @@
-"""Submit a job to a running cluster: write its folder, submit it, and follow its output.
+"""Submit a job to a running Ray cluster and follow its output.
 
-    `make_job`   settings -> folder: run.yaml, job.json, the files that the settings name (`carried`)
-    `submit`     folder -> Ray's job server, as the job's working directory
+    `submit`     the job's folder -> Ray's job server, as the job's working directory
     `follow`     print the job's output until it ends; return its exit status
 
-Called by `slime submit`; on the cluster `job.py` reads the folder. The job does not run in its folder but in the
-directory in which the user typed the command. All nodes must share this directory, which also resolves relative paths.
+Called by `slime submit`, which wrote the folder (`slime_submit.folder`); on the cluster `slime_submit.job` reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
-import os
 import re
 import secrets
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import aiohttp
-import yaml
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from slime_core.config.eval_config import located_deep
-from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.waits import gave_up, waiting
-from slime_launcher_ray.carried import find, stage
-from slime_launcher_ray.shell import environment_to_carry
 
-if TYPE_CHECKING:
-    from slime_core.config import Settings
-
-RUN, ORDER = "run.yaml", "job.json"
-HERE = "/@the-job-s-folder@"
-"""Placeholder for the folder's path on the cluster, which only the job knows; `job.py` replaces it."""
 STOPPED_STATUS = 143
 """Exit status of `slime submit` if a user stopped the job; the same as of a process ended by SIGTERM."""
 _PASSING = re.compile(r"No available agent|status code 5\d\d")
@@ -49,48 +33,17 @@ _PATIENCE = 60.0
 """Seconds to wait for the job server to answer again."""
 
 
-def make_job(settings: Settings, folder: Path, directory: str) -> None:
-    """Write the files that the job reads into a new folder.
-
-    Args:
-        settings: Settings of the command to run.
-        folder: An existing, empty folder.
-        directory: Working directory of the command on the cluster.
-
-    Raises:
-        ConfigError: Files that the settings name are too large.
-    """
-    args, found = settings.args, find(settings.args)
-    if found:
-        carried, root = stage(found, folder)
-        there = Path(HERE, root.name)
-        args = carried.localized(args, there)
-        for file in root.rglob("*.y*ml"):  # an --eval-config may name plugins of its own, and data
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            evaluates = args.eval_config == str(there / file.relative_to(root))
-            named_from = os.path.dirname(str(settings.args.eval_config))
-            changed = carried.localized(located_deep(content, named_from) if evaluates else content, there)
-            changed = located_deep(changed, directory) if evaluates else changed
-            if changed != content:
-                file.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
-    text = dataclasses.replace(settings, args=args).to_yaml(changed=True, directory=directory, whole=True)
-    (folder / RUN).write_text(text, encoding="utf-8")
-    order = {"command": settings.command, "directory": directory}
-    (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
-
-
-def submit(address: str, folder: Path, python: str, job_id: str | None) -> tuple[JobSubmissionClient, str]:
-    """Submit the job. Returns the client used and the job's id.
+def submit(
+    address: str, folder: Path, python: str, job_id: str | None, variables: Mapping[str, str]
+) -> tuple[JobSubmissionClient, str]:
+    """Submit the job with these environment variables. Returns the client used and the job's id.
 
     Raises:
         ConfigError: No server answers at the address, or the server refuses.
     """
-    known = flag_specs()
-    # Settings are in run.yaml; environment variables would override it.
-    variables = {k: v for k, v in environment_to_carry().items() if k.removeprefix("SLIME_").lower() not in known}
-    environment = {"working_dir": str(folder), "env_vars": variables}
+    environment = {"working_dir": str(folder), "env_vars": dict(variables)}
     logging.getLogger("ray").setLevel(logging.ERROR)
-    entry = f"exec {shlex.quote(python)} -m slime_launcher_ray.job"
+    entry = f"exec {shlex.quote(python)} -m slime_submit.job"
     name, tried = job_id or f"raysubmit_{secrets.token_hex(8)}", False
     until = time.monotonic() + _PATIENCE
     with waiting(f"the job server at {address}", deadline=_PATIENCE, then="the command ends"):
