@@ -112,7 +112,7 @@ def kubernetes(job: Job, contents: Mapping[str, str]) -> str:
     items = [{"key": key, "path": path} for path, key in keys.items()]
     write = _job if job.nodes == 1 else _ray_job
     documents = [secret, write(job, name, items)]
-    return yaml.safe_dump_all(documents, sort_keys=False)
+    return _dumped(documents)
 
 
 def _job(job: Job, name: str, items: list[dict[str, str]]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def skypilot(job: Job, contents: Mapping[str, str]) -> str:
         "setup": "\n".join(setup) + "\n",
         "run": _sky_commands(job),
     }
-    return yaml.safe_dump(task, sort_keys=False, width=1 << 20)
+    return _dumped([task])
 
 
 def _sky_commands(job: Job) -> str:
@@ -213,6 +213,21 @@ fi
 env -u RAY_ADDRESS {ray} --head --port {_RAY_PORT} --include-dashboard false
 exec {command}
 """
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that writes texts of several lines as they are."""
+
+
+def _represent(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent)
+
+
+def _dumped(documents: list[Any]) -> str:
+    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1 << 20))
 
 
 def _dns(name: str) -> str:

@@ -29,7 +29,7 @@ from tests.zygote import Zygote
 ROLLOUTS = 5
 """Of `unbroken`, and of what is compared with it."""
 NODES = ("slime-test-1", "slime-test-2")
-GRACE_S, KILL_WAIT_S = 40, 30
+GRACE_S, KILL_WAIT_S = 60, 60
 """Of a preemption in partition `graceful`, and between SIGTERM and SIGKILL."""
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _CONFIG = """

@@ -76,7 +76,7 @@ def test_a_preempted_run_loses_nothing(
     with submitted(tiny, tmp_path, partition) as (run, job):
         begun(run)
         slurm.preempt()
-        slurm.until(job, lambda fields: fields["PreemptTime"] != "None" or fields["JobState"] != "RUNNING")
+        slurm.until(job, lambda fields: fields["JobState"] != "RUNNING" or fields["PreemptTime"] != "None")
         time.sleep(2)
         release(tmp_path)
         slurm.until(job, lambda fields: fields["Restarts"] == "1" and fields["JobState"] == "RUNNING")
