@@ -43,7 +43,7 @@ from slime_core.plugins.manager import current_registry
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the verdicts are next to the tests that check them
 
-from scripts import generate_models  # noqa: E402
+from scripts import generate_models, versions  # noqa: E402
 from tests.as_written import flags as thudm_flags  # noqa: E402
 from tests.as_written import launch_scripts  # noqa: E402
 from tests.as_written.names import NAMES  # noqa: E402
@@ -491,6 +491,7 @@ def pages() -> dict[str, str]:
         "plugins.md": plugins_page(),
         "migrating.md": migrating_page(),
         "silent-bugs.md": bugs_page(),
+        "versions.md": versions.page(),
         "trl.md": trl_page(),
     }
 

@@ -39,8 +39,9 @@ SMALL = {
 ELSEWHERE = {
     "make demo": (".ci/run", "make demo"),
     "make real": ("tests/integration/test_real_model.py", '"smollm2"'),
-    "pip wheel": ("tests/integration/test_outside.py", '"wheel"'),
-    "pip install --find-links": ("tests/integration/test_outside.py", '"install"'),
+    "pip install dist/": ("scripts/release.py", '"install"'),
+    "REPO=": ("tests/integration/test_outside.py", "REPO"),
+    'pip install "slime-rl': ("tests/integration/test_outside.py", "REPO"),
 }
 """Beginning of a command -> the file that runs it, and words that it has."""
 STATUS = {"--failed": 1, "/failures/": 1, "why": None}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
 import zipfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,18 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
 def core_alone(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     """What `pip install slime-rl-core` brings."""
     return made(tmp_path_factory.mktemp("core"), CORE)
+
+
+def test_the_quick_starts_command_installs_a_clone(tmp_path: Path) -> None:
+    run("git", "clone", "-q", "--depth", "1", f"file://{ROOT}", "clone", cwd=tmp_path)
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    named = [
+        words.replace("$REPO", f"git+file://{tmp_path}/clone") for words in re.findall(r'"([^"]+\$REPO[^"]*)"', page)
+    ]
+    assert {words.split()[0] for words in named} == OWN
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+    run(*pip, "--target", tmp_path / "site", *named, cwd=tmp_path)
+    assert {dist.name for dist in metadata.distributions(path=[str(tmp_path / "site")])} == OWN
 
 
 PARTS = {
