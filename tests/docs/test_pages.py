@@ -42,13 +42,16 @@ page = sweep("path", PAGES)
 OWN_FLAGS = {
     "doctor": {"--json"},
     "init": {"--force"},
+    "rehearse": {
+        *("--for", "--stand-ins", "--num-gpus", "--processes", "--seconds", "--until", "--strict", "--json"),
+    },
     "serve": {"--host", "--port", "--model-path", "--served-model-name", "--api-key", "--allowed-hosts"},
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
     "compare": {"--last", "--json"},
     "show": {"--json"},
     "view": {"--host", "--port", "--allowed-hosts"},
     "report": {"--output", "--rollouts", "--samples"},
-    "runs": {"--json"},
+    "runs": {"--json", "--note"},
     "export": {"--format", "--step", "--dtype", "--limit", "--adapter"},
     "push": {"--format", "--step", "--adapter", "--private", "--overwrite", "--json"},
     "resample": {
@@ -79,12 +82,20 @@ OWN_FLAGS = {
         "--data",
         "--rows",
     },
-    "plugins": {"--kind", "--json", "--check", "--plugin-dir", "--dir", "--no-contract", "--"},
+    "plugins": {
+        *("--kind", "--json", "--check", "--plugin-dir", "--dir", "--no-contract", "--"),
+        *("--index-url", "--no-check", "--yes"),
+    },
     "config": {"--for", "--json", "--changed"},
     "check": {"--for", "--json", "--strict", "--flags-only"},
+    "rehearse": {"--for", "--json", "--strict", "--stand-ins", "--num-gpus", "--processes", "--seconds", "--until"},
     "models": {"--json", "--length"},
     "engines": {"--num-gpus", "--for", "--json"},
-    "submit": {"--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id"},
+    "submit": {
+        *("--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id", "--to", "--dry-run"),
+        *("--image", "--volume", "--nodes", "--gpus"),
+        *("--partition", "--gres", "--time", "--no-requeue"),  # sbatch's
+    },
     "plan": {"--num-gpus", "--num-cpus", "--gpu-memory-gib", "--trace", "--what", "--json"},
     "why": {"--learning", "--stacks", "--json", "--watch"},
     "ledger": {"--commit", "--json", "--group", "--state", "--summary"},
@@ -198,6 +209,8 @@ NOT_OURS = {
     "--check",
     "--slime-component",
     "--slime-args",
+    "--torch",
+    "--build-arg",
 } | {
     "--ref-micro-batch-size",
     *NEWER,

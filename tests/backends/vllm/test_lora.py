@@ -1,22 +1,25 @@
-"""Adapters alone for a vLLM server of the run: every transport, requests in flight, refusals."""
+"""Adapters alone for a vLLM server of the run: every transport, requests in flight, refusals, a killed server."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.lora import is_projection, merged, module_of
 from slime_engine_vllm.engine import VllmEngine
 from slime_testing_contracts import engine_reference as reference
 
 from slime_core.config import Args
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.models.lora import is_projection, merged, module_of
+from tests.backends.vllm.test_faults import processes, until_back
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
 
@@ -57,7 +60,10 @@ async def with_engine(args: Args, use: Callable[[VllmEngine], Awaitable[None]]) 
 
 
 def test_adapters_are_served(vllm_args: Callable[..., Args], tmp_path: Path) -> None:
-    args = vllm_args(tmp_path, rollout_num_gpus=1, lora_rank=3, lora_unmerged=True)
+    args = vllm_args(
+        tmp_path, rollout_num_gpus=1, lora_rank=3, lora_unmerged=True, use_fault_tolerance=True,
+        rollout_health_check_interval=1, rollout_health_check_first_wait=1, rollout_health_check_timeout=60,
+    )  # fmt: skip
 
     async def use(engine: VllmEngine) -> None:
         assert gap(await engine.generate(PROMPT, PARAMS), {}) < 5e-5
@@ -92,11 +98,16 @@ def test_adapters_are_served(vllm_args: Callable[..., Args], tmp_path: Path) -> 
                 await engine.update_weights_from_tensor((first | wrong).items(), 3)
             assert gap(await engine.generate(PROMPT, PARAMS), second) < 5e-5
 
-        # From files.
+        # From files; a server that is killed comes back with them.
         copy_assets(args.hf_checkpoint, tmp_path / "v4")
         write_weights(tmp_path / "v4", iter(first.items()), shard_bytes=20_000)
         await engine.update_weights_from_disk(tmp_path / "v4", 4)
         assert gap(await engine.generate(PROMPT, PARAMS), first) < 5e-5
+        os.kill(processes(engine)[0].pid, signal.SIGKILL)
+        output = await engine.generate(PROMPT, PARAMS)
+        assert gap(output, first) < 5e-5
+        assert set(output.meta_info["token_weight_versions"]) == {4}
+        await until_back(engine, 1)
 
     asyncio.run(with_engine(args, use))
 

@@ -85,11 +85,10 @@ class EmbeddedTrainer:
         routing_replay=True,
         takes_images=True,
         takes_adapters=True,
+        moves_teacher=True,
         uses=frozenset(_USES.split()),
     )
     Options: ClassVar[type[PluginOptions]] = Options
-    moves_teacher: ClassVar[bool] = True
-    """Whether `update_teacher` may be called, and its result is saved."""
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
         self.role = role
@@ -608,7 +607,7 @@ class EmbeddedTrainer:
         self._frozen.load(directory, self.model)
 
     def _load_adapter(self, name: str, directory: Path) -> None:
-        from slime_core.models.lora_files import read_adapter
+        from slime_embedded.models.lora import read_adapter
         from slime_embedded.models.lora_linear import ADAPTERS, adapter_weights
 
         folder, (model, optimizer), lora = directory / ADAPTERS / name, self._policies[name], self.settings.lora

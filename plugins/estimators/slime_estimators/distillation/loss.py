@@ -18,7 +18,15 @@ from slime_core.learning.corrector import Corrector
 from slime_core.learning.loss import MakeReducer, PolicyLoss
 from slime_core.learning.tensors import Column, Denominators, TrainTensors
 from slime_core.ops import weighted_sum
-from slime_core.protocols import AdvantageEstimator, LossFn, LossInputs, MicroBatchOutput, Trainer
+from slime_core.protocols import (
+    AdvantageEstimator,
+    LossFn,
+    LossInputs,
+    MicroBatchOutput,
+    Trainer,
+    TrainerTraits,
+    traits_of,
+)
 from slime_estimators.distillation import TURN_WEIGHTS, Options, unpack_likeliest
 from slime_estimators.distillation.divergence import estimate
 
@@ -189,7 +197,7 @@ def _check_teacher_rate(settings: Any, rate: float) -> None:
         raise ConfigError(f"{cited} moves a teacher in the trainer; type --opd-type local --opd-teacher-load DIR")
     if args.lora_rank:
         raise ConfigError(f"{cited}: with {settings.cite('lora_rank')} the teacher is the base; remove one of the two")
-    if not getattr(resolve("trainers", args.train_backend).obj, "moves_teacher", False):
+    if not traits_of(resolve("trainers", args.train_backend).obj, TrainerTraits).moves_teacher:
         raise ConfigError(f"{cited}: {settings.cite('train_backend')} keeps its teacher; use embedded, or remove it")
 
 
