@@ -5,9 +5,6 @@ BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 # The versions that the tests were last run with; `make constraints` takes the newest allowed versions instead.
 CONSTRAINTS := constraints.txt
-# The pins of SGLang and vLLM clash with ours, and they are reached over HTTP: each has an environment of its own.
-SGLANG_BIN := .venv-sglang/bin
-VLLM_BIN := .venv-vllm/bin
 # The pins of trackio and Inspect AI clash with ours too (pillow, fsspec): only their tests look into this folder.
 READERS := .venv-readers
 # The page of `slime view` with uPlot, as wheels contain it: needs Node and npm. Without it the page's sources are served.
@@ -16,13 +13,16 @@ PAGE := plugins/runs/slime_runs/view
 PYTEST := $(BIN)/python -m pytest
 # Many tests wait for processes that they have started: one worker more than there are cores.
 WORKERS := $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))")
-# An environment that SLIME_ENGINE_PYTHON (SGLang's) or VLLM_TEST_PYTHON names already is taken as it is.
+# The pins of SGLang and vLLM clash with ours, and they are reached over HTTP: each has an environment of its own. One that
+# SLIME_ENGINE_PYTHON (SGLang's) or VLLM_TEST_PYTHON names already is taken as it is.
 NEEDS_SGLANG := $(if $(SLIME_ENGINE_PYTHON),,sglang)
 NEEDS_VLLM := $(if $(VLLM_TEST_PYTHON),,vllm)
-ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/$(SGLANG_BIN)/python)
-ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/$(VLLM_BIN)/python)
+ENGINE_PYTHON := SLIME_ENGINE_PYTHON=$(or $(SLIME_ENGINE_PYTHON),$(CURDIR)/.venv-sglang/bin/python)
+ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/.venv-vllm/bin/python)
+# What passed as a whole is a row of docs/reference/versions.md, if its versions are new: $(call RECORD,PART).
+RECORD = $(if $(ARGS),,-p scripts.versions --record-versions $1)
 
-.PHONY: install constraints sglang vllm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
+.PHONY: release install constraints sglang vllm slurm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
 install: .venv/.installed
 sglang vllm: %: .venv-%/.installed
 view-assets: $(PAGE)/built/main.js
@@ -49,8 +49,8 @@ $(READERS)/.installed: .venv/.installed
 	$(BIN)/python $(PIP) --no-deps --upgrade --target $(READERS) --group readers
 	touch $@
 
-.venv/.site: .venv/.installed
-	$(BIN)/python $(PIP) $(CONSTRAINTS:%=-c %) --group docs
+.venv/.docs .venv/.release: .venv/.%: .venv/.installed
+	$(BIN)/python $(PIP) $(CONSTRAINTS:%=-c %) --group $*
 	touch $@
 
 constraints:
@@ -65,6 +65,10 @@ $(PAGE)/built/main.js: plugins/runs/package-lock.json $(wildcard $(PAGE)/page/*)
 
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+
+# Daemons of Slurm, for the tests alone: they start their own.
+slurm:
+	command -v slurmctld || (apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge)
 
 # Every page of a run at 390 and 1280 px, in light and dark, with the findings of axe-core.
 screenshots: export SLIME_TEST_BROWSER := required
@@ -87,17 +91,18 @@ test test-readers: export TORCH_COMPILE_DISABLE := 1
 test test-smoke test-backends: export PYTHONDONTWRITEBYTECODE :=
 
 test: install
-	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=30 --ignore=tests/backends -m "not backends and not slow" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=30 --ignore=tests/backends -m "not backends and not slow" $(call RECORD,quick) $(ARGS)
 test-readers: install $(READERS)/.installed
 	PYTHONPATH=$(CURDIR)/$(READERS) $(PYTEST) -k "trackio or inspect or collector" plugins/hooks/tests tests/integration/test_export.py $(ARGS)
 # Two workers: each test may start several processes. Files that share a server or a cluster go to one of the two.
 test-smoke: install $(NEEDS_SGLANG)
-	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(ARGS)
-PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,megatron ray kill vllm)
+	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(call RECORD,smoke) $(ARGS)
+FOLDERS := vllm megatron ray kill slurm containers
+PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,$(FOLDERS))
 PART_slow := --ignore=tests/backends
-test-backends: install $(if $(filter vllm,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
-	$(if $(filter-out sglang vllm megatron ray kill slow,$(PART)),$(error PART=$(PART): one of sglang, vllm, megatron, ray, kill, slow))
-	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m "backends or slow" $(or $(PART_$(PART)),$(patsubst %,tests/backends/%,$(PART))) $(ARGS)
+test-backends: install $(if $(filter-out containers,$(PART)),,.venv/.release) $(if $(filter slurm,$(PART)),slurm) $(if $(filter vllm slurm containers,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
+	$(if $(filter-out sglang slow $(FOLDERS),$(PART)),$(error PART=$(PART): one of sglang, slow, $(FOLDERS)))
+	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m "backends or slow" $(or $(PART_$(PART)),$(patsubst %,tests/backends/%,$(PART))) $(call RECORD,$(or $(PART),all)) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -112,8 +117,10 @@ docs: install
 	$(BIN)/python scripts/generate_docs.py
 	$(BIN)/python scripts/generate_models.py --check
 	$(PYTEST) -q tests/docs/test_pages.py tests/docs/test_promised_forms.py tests/unit/plugins/test_docs.py
-site: .venv/.site
+site: .venv/.docs
 	$(BIN)/python scripts/build_site.py $(ARGS)
+release: .venv/.release view-assets
+	$(BIN)/python scripts/release.py $(ARGS)
 oracle: install
 	$(BIN)/python scripts/oracle.py $(or $(BASE),$(error BASE=COMMIT: what to compare with)) $(CASES:%=--case %)
 benchmarks: export BENCH_TABLE := benchmarks/table$(if $(DEVICE),-$(DEVICE)).md

@@ -3,8 +3,8 @@
 `plugins/pyproject.toml` is the distribution slime-rl: the packages and the entry points of all folders in one wheel.
 A folder with `[tool.slime] published = true` is a distribution of its own, which the bundle requires. What a folder
 requires is required by the bundle, its extras are the bundle's, so what is heavy belongs in an extra. A wheel takes no
-file from outside its folder, so whatever is published has a copy of LICENSE. `--check` writes nothing and exits 1 when
-a file is out of step. Standard library only.
+file from outside its folder, so whatever is published has a copy of LICENSE, and so has the template of new plugins.
+`--check` writes nothing and exits 1 when a file is out of step. Standard library only.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     licence = (root / "LICENSE").read_text(encoding="utf-8")
     wanted = {root / "requirements.txt": folders.requirements(), root / "plugins" / "pyproject.toml": folders.bundle()}
     wanted |= {root / folder / "LICENSE": licence for folder in folders.distributions()}
+    wanted |= dict.fromkeys(root.glob("plugins/commands/*/plugins/templates/LICENSE.tmpl"), licence)
     stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     for file in stale:
         if check:

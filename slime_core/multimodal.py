@@ -200,16 +200,6 @@ def image_url(ref: str) -> str:
     return ref if ref.startswith("data:") else _data_url(image_bytes(ref))
 
 
-def open_image(ref: str) -> Any:
-    """Return the image as a PIL image in RGB. Raises ValueError if it cannot be read as an image."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(io.BytesIO(image_bytes(ref))).convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{ref[:200]}: not an image that can be read: {error}") from error
-
-
 def image_token_of(checkpoint: str | None) -> int | None:
     """Return the token id that is repeated for an image, from a HF checkpoint's config.json; None if not stated."""
     try:

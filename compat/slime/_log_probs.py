@@ -18,7 +18,7 @@ def vocabulary_group(given: Any) -> Any:
 
     As in THUDM/slime, None means the default group; in slime's own trainers that one holds copies of the model.
     """
-    if given is None and dist.is_initialized() and "slime_embedded.trainer.torchrun" not in sys.modules:
+    if given is None and dist.is_initialized() and "slime_embedded.trainer.parallel" not in sys.modules:
         return dist.group.WORLD
     return given
 

@@ -99,12 +99,6 @@ def looked_for(path: str | Path) -> str:
     return text
 
 
-def directory_of(path: str | Path, step: int | None = None, *, folder: str | None = None) -> str:
-    """Return the directory of the model; return `path` itself if it holds no model, which the launcher reports."""
-    found = find_source(path, step, folder=folder)
-    return str(path if found is None else found.directory)
-
-
 def commit_of(path: Path, step: int | None) -> Path | None:
     """Return the commit of a run directory for a step, after comparing file sizes; None if there are no commits.
 

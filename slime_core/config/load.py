@@ -4,8 +4,7 @@ Order: layers are read and typed, "auto" becomes the name of a backend, unsuppor
 fill in what follows from the values and check them against each other. Only configuration files are read, and nothing
 is started. Owners of flags declare which backend their flags choose (`ForeignFlags.chooses`, `chosen_by`). The choice
 does not depend on the machine: the same command selects the same backend everywhere, and `launch.checks` reports one
-that is not installed. `--model NAME` is looked up in the entry-point group `slime.named_models`: name -> callable
-without arguments that returns models by name, as flags of other programs.
+that is not installed. The numbers of `--model NAME` come from a plugin, as flags of other programs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from slime_core.config import eval_config
 from slime_core.config.flags import SettingsParser
@@ -28,8 +27,8 @@ from slime_core.config.settings import Entry, Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
-from slime_core.distributions import BUNDLE, AllowList, entry_points, installed, provided
-from slime_core.errors import ConfigError, did_you_mean
+from slime_core.distributions import AllowList, entry_points, provided
+from slime_core.errors import ConfigError
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
 if TYPE_CHECKING:
@@ -113,7 +112,8 @@ def load_settings(
         raise SystemExit(0)
     layered.warnings += unusable
     lists = Lists(foreign, given)
-    layered.given[:0] = _flags_of_named_model(layered.values.get("model"), argv, foreign)
+    if (model := layered.values.get("model")) and model.value is not None:
+        layered.given[:0] = provided("slime.api", "flags_of_named_model")(model, argv, foreign)
     layered.foreign = {**lists.read(layered.given), **parser.read_foreign(argv, lists, parsed.rest)}
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")
@@ -262,83 +262,3 @@ def _settle_foreign(settings: Settings, given: ByOwner) -> None:
     if unused:
         chosen = f"--train-backend {args.train_backend} and --rollout-engine {args.rollout_engine}"
         settings.warnings.append(f"without effect with {chosen}: {', '.join(unused)}")
-
-
-def _flags_of_named_model(
-    named: Entry | None, argv: Sequence[str], foreign: Sequence[ForeignFlags]
-) -> list[tuple[str, Entry]]:
-    """Return the architecture numbers of the model that `--model` names, as flags read from a file.
-
-    A file, an environment variable or a flag overrides a number; the trainer later checks that the number agrees with
-    the checkpoint.
-
-    Args:
-        named: The value of `--model`.
-        argv: The command line.
-        foreign: Owners of pass-through flags; a flag that no owner knows is skipped.
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    if named is None or named.value is None:
-        return []
-
-    model = named_model(str(named.value), str(named.origin), argv)
-    origin = Origin("preset", f"--model {model.name}")
-    given = [(flag.replace("-", "_"), Entry(value, origin)) for flag, value in model.flags().items()]
-    return [(name, entry) for name, entry in given if find_foreign(foreign, name)]
-
-
-GROUP = "slime.named_models"
-
-
-class NamedModel(Protocol):
-    """A published model that `--model` can name."""
-
-    @property
-    def name(self) -> str:
-        """The model's main name for `--model`; it may have other names too."""
-
-    @property
-    def model_type(self) -> str:
-        """The `model_type` of its `config.json`."""
-
-    def flags(self) -> Mapping[str, Any]:
-        """Return the model's numbers: flag of another program, without dashes -> value; True for a switch."""
-
-    def check(self, settings: Settings, hf: Mapping[str, Any]) -> None:
-        """Raise ConfigError if `hf`, the `config.json` of the run's checkpoint, describes another model."""
-
-
-M = TypeVar("M", bound=NamedModel)
-
-
-def named_model(name: str, origin: str, argv: Sequence[str]) -> NamedModel:
-    """Return the model called `name`.
-
-    Args:
-        name: A name from `slime models list`; case-sensitive.
-        origin: Source of the name, for the message.
-        argv: The command line, which may disable plugins.
-
-    Raises:
-        ConfigError: No model has this name.
-    """
-    return pick(named_models(argv), name, origin)
-
-
-def named_models(argv: Sequence[str]) -> Mapping[str, NamedModel]:
-    """Return every model by each of its names, without those of plugins that the command line disables."""
-    found: dict[str, NamedModel] = {}
-    for _, entry, _ in entry_points(GROUP, AllowList.of(argv)):
-        found = {**entry.load()(), **found}
-    return found
-
-
-def pick(models: Mapping[str, M], name: str, origin: str = "") -> M:
-    """Return the model called `name`. Raises the errors of `named_model`."""
-    if name in models:
-        return models[name]
-    more = "`slime models list` prints them all." if installed(BUNDLE) else f"slime's: pip install {BUNDLE}"
-    cited = f"--model {name!r}" + (f" ({origin})" if origin else "")
-    raise ConfigError(f"{cited}: no model preset of that name.{did_you_mean(name, models, 0.5)} {more}")

@@ -18,13 +18,12 @@ from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.data.dataset import split_path
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.distributions import BUNDLE, offered
+from slime_core.distributions import BUNDLE, offered, provided
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
 from slime_core.launch.components import Components, Resolver, resolve_components
 from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
-from slime_core.models.config import read_hf_config
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
 from slime_core.plugins.options import check_plugin_options
@@ -128,7 +127,8 @@ def _prepare(settings: Settings, learn: bool, make: bool) -> Prepared:
     settle_offload(settings, parts)
     _inputs(settings, resolver, make)  # from here on, files that the settings name exist
     points = _check_starting_points(settings, parts.trainer, may_come=bool(args.prepare_path) and not make)
-    _check_named_model(settings)
+    if settings.args.model is not None:
+        provided("slime.api", "check_named_model")(settings)
     check_routed_model(settings)
     processes = processes_of(settings, parts.trainer)
     derived = args.max_tokens_per_gpu and not settings.is_given("max_tokens_per_gpu")
@@ -292,17 +292,6 @@ def _check_format(settings: Settings, name: str, source: Source, trainer: object
             f"{settings.cite(name)}: is {source}, which {settings.cite('train_backend')} does not read; type slime"
             " convert megatron-to-hf, or --train-backend megatron"
         )
-
-
-def _check_named_model(settings: Settings) -> None:
-    """Raise ConfigError if `--model` names another model than the checkpoint, if that has a `config.json`."""
-    args = settings.args
-    if args.model is None or not (Path(str(args.hf_checkpoint)) / "config.json").is_file():
-        return
-    from slime_core.config.load import named_model
-
-    model = named_model(str(args.model), str(settings.origins.get("model", "")), settings.argv)
-    model.check(settings, read_hf_config(str(args.hf_checkpoint)))
 
 
 def preflight(run: Prepared) -> list[Finding]:

@@ -1,8 +1,7 @@
 """Convert a rank's batch and tensors to and from THUDM/slime's dictionary, for user functions of the training side.
 
-Two functions read it: the hook `slime_train_data` gets the whole local batch and may change it, and a custom loss gets
-one micro-batch. In the dictionary, `log_probs` are the old policy's, `rollout_log_probs` the engine's, and `raw_reward`
-the rewards before shaping.
+The hook `slime_train_data` gets the whole local batch and may change it; a custom loss gets one micro-batch. In the
+dictionary, `log_probs` are the old policy's, `rollout_log_probs` the engine's, `raw_reward` the rewards before shaping.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 
 from slime_core.errors import PluginError
 from slime_core.learning.tensors import Column, TrainTensors
-from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
 
 _RENAMED = {"old_log_probs": "log_probs"}
@@ -26,10 +24,10 @@ def rollout_data(batch: TrainBatch, tensors: TrainTensors) -> dict[str, Any]:
     """Return the batch's columns as lists, and the tensors' columns as lists of copied [response_length] tensors."""
     data = {**batch.to_rollout_data(), "tokens": [torch.tensor(row) for row in batch.tokens]}
     lengths = batch.response_lengths
-    for name, column in _columns(tensors):
+    for _, key, column in columns(tensors):
         # Old log-probs that a step takes from itself are empty tensors here, so they are left out.
         if [len(part) for part in column] == lengths:
-            data[_RENAMED.get(name, name)] = [part.clone() for part in column]
+            data[key] = [part.clone() for part in column]
     return data
 
 
@@ -48,8 +46,7 @@ def taken_over(data: Mapping[str, Any], tensors: TrainTensors, source: str) -> T
         PluginError: A column is gone, or has other shapes than before, or a loss mask has entries besides 0 and 1.
     """
     changed: dict[str, Column] = {}
-    for name, column in _columns(tensors):
-        key = _RENAMED.get(name, name)
+    for name, key, column in columns(tensors):
         if [len(part) for part in column] != [len(mask) for mask in tensors.loss_masks]:
             continue
         if key not in data:
@@ -60,27 +57,10 @@ def taken_over(data: Mapping[str, Any], tensors: TrainTensors, source: str) -> T
     return replace(tensors, **changed)
 
 
-def micro_batch_data(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutput) -> dict[str, Any]:
-    """Return THUDM/slime's `batch` of one micro-batch: `rollout_data` of its samples.
-
-    `unconcat_tokens` are the tokens per sample, and `tokens` [1, T] all of them. `log_probs` are the old policy's; if a
-    step is its own old policy, they are the current log-probs without gradient.
-    """
-    positions = output.positions
-    part = batch.select(positions)
-    device = output.log_probs.device
-    data = part.to_rollout_data()
-    lists = [torch.tensor(row, device=device) for row in part.tokens]
-    data |= {"unconcat_tokens": lists, "tokens": torch.cat(lists)[None]}
-    data |= {_RENAMED.get(name, name): [column[p] for p in positions] for name, column in _columns(tensors)}
-    if tensors.advantages is not None and tensors.old_log_probs is None:
-        data["log_probs"] = list(torch.split(output.log_probs.detach(), part.response_lengths))
-    return data
-
-
-def _columns(tensors: TrainTensors) -> list[tuple[str, Column]]:
-    found = ((field.name, getattr(tensors, field.name)) for field in fields(tensors))
-    return [(name, column) for name, column in found if column is not None]
+def columns(tensors: TrainTensors) -> list[tuple[str, str, Column]]:
+    """Return (field, key in the dictionary, column) of every column that the tensors have."""
+    found = ((f.name, _RENAMED.get(f.name, f.name), getattr(tensors, f.name)) for f in fields(tensors))
+    return [entry for entry in found if entry[2] is not None]
 
 
 def _checked(value: Any, before: Column, source: str) -> Column:

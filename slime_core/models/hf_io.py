@@ -182,14 +182,6 @@ def copy_assets(source: str | Path, target: str | Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def copy_model(source: str | Path, target: str | Path) -> None:
-    """Copy a model: configuration, tokenizer and weights, and no other file."""
-    copy_assets(source, target)
-    for path in (*weight_files(source), Path(source) / INDEX):
-        if path.is_file():
-            shutil.copyfile(path, Path(target) / path.name)
-
-
 def write_config(directory: str | Path, hf: Mapping[str, Any]) -> None:
     """Write `config.json`."""
     path = Path(directory) / "config.json"

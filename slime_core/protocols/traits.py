@@ -69,6 +69,8 @@ class TrainerTraits(Traits):
     takes_adapters: bool = False
     """Whether it runs each sample through the adapter that the entry "adapter" of its `train_metadata` names; if not, a
     run with `--lora-adapters` is refused."""
+    moves_teacher: bool = False
+    """Whether `update_teacher` may be called, and its result is saved."""
     routing_replay: bool = False
     """Whether it replays `TrainBatch.routed_experts`, if set. All forward passes of the actor and the old actor use
     these experts, with the weights of their own router. `log_probs` and `log_probs_and_entropy` replace each -1 by the

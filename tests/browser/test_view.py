@@ -32,6 +32,7 @@ NASTY = (
 )
 AXE = server.HERE.parents[1] / "node_modules" / "axe-core" / "axe.min.js"
 HEIGHT, WIDE, NARROW = 860, 1280, 390
+_AUTOFOCUS = "Autofocus processing was blocked"  # what Chromium says of an address with a fragment
 
 
 def serve(path: Path) -> Callable[[], Awaitable[Any]]:
@@ -61,7 +62,7 @@ def page_of(browser: Any, **options: Any) -> Iterator[Any]:
     """A page; what it says on its console, and what it throws, fails the test."""
     context = browser.new_context(viewport={"width": WIDE, "height": HEIGHT}, **options)
     page, said = context.new_page(), []
-    page.on("console", lambda message: said.append(message.text))
+    page.on("console", lambda message: _AUTOFOCUS not in message.text and said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
     yield page
@@ -134,7 +135,9 @@ def test_every_page_in_light_and_dark(browser: Any, url: str, run_dir: Path, tmp
             assert found_by_axe(page) == [], name
             for width, of in ((WIDE, ""), (NARROW, "-390")):
                 page.set_viewport_size({"width": width, "height": HEIGHT})
-                page.screenshot(path=pictures / f"{name}{of}{'-dark' * (scheme == 'dark')}.png")
+                picture = pictures / f"{name}{of}{'-dark' * (scheme == 'dark')}.png"
+                page.screenshot(path=picture)
+                assert int.from_bytes(picture.read_bytes()[16:20]) == width  # where a PNG has it
                 beside = page.evaluate("document.documentElement.scrollWidth - innerWidth")
                 assert beside <= 0, f"{name} at {width} px: {beside} px lie beside the window"
             page.set_viewport_size({"width": WIDE, "height": HEIGHT})
@@ -302,6 +305,22 @@ def test_a_run_is_laid_over_another_and_drawn_over_wall_time(browser: Any, tmp_p
         page.get_by_role("button", name="remove b").click()
         page.get_by_role("img", name=re.compile("^Reward: 3 values")).wait_for()
         page.get_by_label("horizontal axis").select_option("rollout")
+
+
+@pytest.mark.slow
+def test_a_note_is_written_on_the_page_and_shown_in_the_list(browser: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        MadeRun(tmp_path / name, rollouts=1).write()
+    with in_thread(serve(tmp_path)) as url, page_of(browser) as page:
+        page.goto(f"{url}/#/run?run=a")
+        shows(page, "run")
+        page.get_by_label("Note").fill("half the rate <b>of</b> b")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("saved").wait_for()
+        assert found_by_axe(page) == []
+        page.goto(f"{url}/#/runs")
+        shows(page, "runs")
+        assert page.locator("td.title .note").all_inner_texts() == ["half the rate <b>of</b> b"]
 
 
 def test_what_a_model_wrote_is_shown_as_text(browser: Any, tmp_path: Path) -> None:

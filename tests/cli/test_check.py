@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -281,22 +282,17 @@ def test_data(tiny: TinyRun, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_inputs_that_a_recipe_makes_are_made_elsewhere(slime: Slime, tmp_path: Path) -> None:
-    model, data = tmp_path / "model", tmp_path / "rows.jsonl"
-    done = slime(
-        "check",
-        "plugins/commands/slime_commands/init/templates/demo.yaml",
-        "--hf-checkpoint",
-        model,
-        "--prompt-data",
-        data,
-        "--prepare-path",
-        "addition",
-        "--save",
-        tmp_path / "run",
-    )
-    assert "--prompt-data rows.jsonl: 7599 rows" in done.stdout
+    run = tmp_path / "demo.yaml"
+    slime("init", "demo", run)
+    done = slime("check", run)
+    assert "--prompt-data train.jsonl: 7599 rows" in done.stdout
     assert "ready to run" in done.stdout
-    assert not model.exists()
+    own = slime("check", run, "--hf-checkpoint", tmp_path / "mine", check=False)
+    assert own.returncode == 2
+    assert "--hf-checkpoint mine (flag)" in own.stderr
+    done = slime("check", run, "--hf-checkpoint", tmp_path / "mine", "--prepare-path", "addition")
+    assert "ready to run" in done.stdout
+    assert os.listdir(tmp_path) == ["demo.yaml"]
 
 
 @pytest.mark.slow

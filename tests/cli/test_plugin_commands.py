@@ -120,7 +120,7 @@ def test_names_that_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     install(tmp_path, "acme-other", {COMMANDS: taken}, acme_other=SETTINGS.replace("'hello'", "'other'"))
     listed = rows(capsys)
     assert {"acme-other:plugins", "acme-other:hello", "acme-commands:hello"} <= listed.keys()
-    assert listed["plugins"] == "list, inspect, make and check plugins"
+    assert listed["plugins"] == "list, make, check, find and install plugins"
     assert main(["plugins", "list", "--kind", "rewards"]) == 0, "the core's own"
     capsys.readouterr()
     assert "is offered by acme-commands 1.0" in refusal(capsys, "hello")

@@ -167,6 +167,31 @@ def test_new_then_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "has that name; choose another" in capsys.readouterr().err
 
 
+TYPED = '"""Reward."""\nfrom slime_core import Args, Sample\n\n' + REWARD.replace(
+    "(args, sample)", "(args: Args, sample: Sample) -> float"
+)
+
+
+def test_tiers_say_what_a_plugin_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from slime_commands.plugins.tiers import lacking
+
+    from slime_core.plugins.registry import ComponentRef
+    from slime_core.plugins.resolve import resolve
+
+    (tmp_path / "bare.py").write_text("def reward(args, sample):\n    return 1.0\n")
+    bare = resolve("rewards", str(tmp_path / "bare.py")).obj
+    ref = ComponentRef("rewards", "x", "x:y", distribution="x", requires=("slime-rl-core", "other>1"))
+    assert lacking(ref, bare) == [
+        "py.typed in its package", "annotations of reward", "a docstring",
+        "a version range of slime-rl-core in its requirements",
+    ]  # fmt: skip
+    write(tmp_path, "acme-typed", "typed", TYPED)
+    assert main(["plugins", "check", "--json", "--no-contract", str(tmp_path / "acme-typed")]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    assert (line["tier"], line["lacks"][0]) == ("", "py.typed in its package")
+    assert [line for line in line["lacks"] if "annotations" in line or "docstring" in line] == []
+
+
 @pytest.mark.slow
 def test_check_runs_the_bare_suite_of_what_has_no_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "acme-good", "good", REWARD)
@@ -182,6 +207,9 @@ def test_check_runs_the_bare_suite_of_what_has_no_tests(tmp_path: Path, capsys: 
     assert "it raised TypeError" in bad
     assert "found reward(sample)" in lines["rewards/worse (acme-worse 1.0)"]["message"]
     assert "tests passed" in lines[f"rewards:{file}"]["message"]
+    tiers = ["broken", "tested", "broken", ""]
+    assert [line["tier"] for line in lines.values()] == tiers
+    assert "tier: tested, since it lacks py.typed" in lines["rewards/good (acme-good 1.0)"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ def buffer_filter(args, rollout_id, buffer, num_samples):
 
 
 def documented() -> list[str]:
-    """The names in the tables, abbreviations written out, placeholders kept as `<...>`."""
+    """Return the names that list entries begin with, abbreviations written out, placeholders kept as `<...>`."""
     names: list[str] = []
-    for row in re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+    for row in re.findall(r"^- ((?:`[^`]+`(?:, )?)+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
         first = ""
         for name in re.findall(r"`([^`]+)`", row):
             if name.startswith("/"):
@@ -113,6 +113,7 @@ def emitted(tiny: TinyRun, tiny_moe: TinyRun, slime: Slime, tmp_path_factory: py
             "custom_rm_path": root / "rm.py", "reward_key": "score", "log_correct_samples": True,
             "advantage_estimator": "remax", "async": True,
         },
+        "adapters": {"lora_rank": 2, "lora_adapters": ["a"]},
         "experts": {
             "hf_checkpoint": tiny_moe.root / "model", "use_rollout_routing_replay": True,
             "async": True, "async_mode": "full", "max_staleness": 1,

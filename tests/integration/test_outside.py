@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
 import zipfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import slime_core
 from tests.conftest import TinyRun
+from tests.package_index import metadata_of, serving, write_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -135,6 +138,18 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
 def core_alone(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     """What `pip install slime-rl-core` brings."""
     return made(tmp_path_factory.mktemp("core"), CORE)
+
+
+def test_the_quick_starts_command_installs_a_clone(tmp_path: Path) -> None:
+    run("git", "clone", "-q", "--depth", "1", f"file://{ROOT}", "clone", cwd=tmp_path)
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    named = [
+        words.replace("$REPO", f"git+file://{tmp_path}/clone") for words in re.findall(r'"([^"]+\$REPO[^"]*)"', page)
+    ]
+    assert {words.split()[0] for words in named} == OWN
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+    run(*pip, "--target", tmp_path / "site", *named, cwd=tmp_path)
+    assert {dist.name for dist in metadata.distributions(path=[str(tmp_path / "site")])} == OWN
 
 
 PARTS = {
@@ -348,6 +363,47 @@ def test_a_strangers_plugin_is_shown_with_where_it_comes_from(outside: Outside, 
     assert str(outside.folder / "venv") in shown
     assert "plugins.digits_outside.factor" in shown
     assert outside.slime("doctor").stdout.endswith("0 errors, 0 warnings\n")
+
+
+def test_plugins_of_an_index_come_and_go_by_pip(outside: Outside, tmp_path: Path) -> None:
+    """A wheel that `slime plugins new` and `build` made, an index on this machine, and pip of the environment."""
+    outside.python("-m", "ensurepip")
+    outside.slime("plugins", "new", "rewards", "of_index", "--dir", tmp_path)
+    folder, wheels, name = tmp_path / "slime-reward-of-index", tmp_path / "wheels", "slime-reward-of-index"
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", wheels, folder, cwd=tmp_path)
+    (built,) = wheels.glob("*.whl")
+    assert {"slime-plugin", "Apache-2.0"} <= set(metadata_of(built).decode().replace("\n", " ").split())
+    write_wheel(wheels, "slime-not-one")
+    write_wheel(wheels, "slime-reward-newer", entry_points="[slime.rewards]\nn = m:f\n", requires=("slime-rl-core>9",))
+    write_wheel(wheels, "part", "1.0")
+    write_wheel(wheels, "part", "2.0")
+    write_wheel(wheels, "other-part", requires=("part>1",))
+    clashing = ("part<2", "other-part")
+    write_wheel(wheels, "slime-clash", entry_points="[slime.rewards]\nc = m:f\n", requires=clashing)
+    with serving(wheels) as index:
+        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_INDEX_URL": index.url}
+
+        def plugins(*words: str | Path, status: int = 0) -> str:
+            done = outside.slime("plugins", *words, check=False, **settings)
+            assert done.returncode == status, done.stdout + done.stderr
+            return done.stdout + done.stderr
+
+        before = outside.python("-m", "pip", "freeze", "--all")
+        assert [name, "0.1.0", "-"] in [line.split()[:3] for line in plugins("search").splitlines()]
+        assert "slime-not-one 1.0 is no plugin of slime" in plugins("install", "slime-not-one", status=2)
+        newer = "slime-reward-newer 1.0 needs slime-rl-core>9, and 0.1.0 is installed"
+        assert newer in plugins("install", "slime-reward-newer", status=2)
+        assert "other-part 1.0 depends on part>1" in plugins("install", "slime-clash", status=2)
+        assert outside.python("-m", "pip", "freeze", "--all") == before, "nothing is installed"
+        said = plugins("install", name)
+        assert f"installed {name} 0.1.0: rewards/of_index\nok    rewards/of_index ({name} 0.1.0): version, load" in said
+        assert "tests passed" in said
+        assert f"{name}==0.1.0\n" in outside.python("-m", "pip", "freeze"), "by name, not by a file that is gone"
+        assert "is installed already" in plugins("install", built, status=2)
+        assert f"uninstalled {name}\n" in plugins("uninstall", "--yes", name)
+        assert f"installed {name} 0.1.0" in plugins("install", built, "--no-check")
+        plugins("uninstall", "--yes", name)
+        assert outside.python("-m", "pip", "freeze", "--all") == before
 
 
 @pytest.mark.parametrize("name", ["math", "digits_outside"])

@@ -15,8 +15,10 @@ from slime_runs.index import Filter
 from slime_runs.view.server import make_app
 from starlette.testclient import TestClient
 
+from slime_core.cli.main import main
 from tests.conftest import TinyRun
 from tests.integration.test_view import View, viewed
+from tests.made_run import MadeRun
 from tests.until import wait_until
 
 
@@ -121,6 +123,28 @@ def test_it_is_only_for_who_has_the_token_and_from_this_page(view: View, place: 
 
 def test_others_machines_start_nothing_here(run_dir: Path, place: dict[str, Any]) -> None:
     client = TestClient(make_app(run_dir, acts=False), base_url="http://127.0.0.1")
-    refused = client.post("api/score", json={**place, "reward": "random"})
-    assert refused.status_code == 403
-    assert "leave out --host" in refused.json()["error"]["message"]
+    for what, wish in (("score", {**place, "reward": "random"}), ("note", {"text": "mine"})):
+        refused = client.post(f"api/{what}", json=wish)
+        assert refused.status_code == 403
+        assert "leave out --host" in refused.json()["error"]["message"]
+    assert Run(run_dir).note() == ""
+
+
+def test_a_note_is_kept_in_the_run_and_shown_in_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        MadeRun(tmp_path / name, rollouts=1).write()
+    client = TestClient(make_app(tmp_path), base_url="http://127.0.0.1")
+    before = client.get("api/pulses").json()
+    assert main(["runs", str(tmp_path / "a"), "--note", "half the rate\nof b"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("half the rate of b")
+    assert client.get("api/pulses").json() != before, "open pages show it"
+    assert client.post("api/note", json={"run": "b", "text": " the best \n"}).json() == {"note": "the best"}
+    assert (tmp_path / "b/note.txt").read_text() == "the best\n"
+    notes = {run["run"]: run["note"] for run in client.get("api/runs").json()["runs"]}
+    assert notes == {"a": "half the rate\nof b", "b": "the best"}
+    assert client.post("api/note", json={"run": "b", "text": 10_001 * "x"}).status_code == 400
+    assert client.post("api/note", json={"run": "../b", "text": "x"}).status_code == 404
+    for folder, text in ((tmp_path, "x"), (tmp_path / "a", 10_001 * "x")):
+        assert main(["runs", str(folder), "--note", text]) == 2
+    assert main(["runs", str(tmp_path / "a"), "--note", ""]) == 0
+    assert [Run(tmp_path / name).note() for name in "ab"] == ["", "the best"]

@@ -32,7 +32,7 @@ class Dataset:
     A text prompt with `apply_chat_template` becomes the rendered text, as in THUDM/slime. Differences to THUDM/slime:
     samples already have their prompt ids. `shuffle` uses a separate generator, so that it does not change other random
     numbers, and the order of an epoch is the run's (`slime_core.data.prompts.epoch_order`). Images in
-    `multimodal_inputs` are strings (`slime_core.multimodal.open_image` opens them), and the processor's other
+    `multimodal_inputs` are strings (`slime_data.images.open_image` opens them), and the processor's other
     inputs are already in `multimodal_train_inputs`.
 
     Raises:

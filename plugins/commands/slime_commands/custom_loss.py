@@ -14,7 +14,7 @@ import torch
 
 from slime_core.errors import ConfigError, PluginError
 from slime_core.learning.loss import LossBase
-from slime_core.learning.rollout_data import micro_batch_data
+from slime_core.learning.rollout_data import columns
 from slime_core.learning.tensors import Denominators, TrainTensors, gather
 from slime_core.ops.masking import weighted_sum
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, MicroBatchOutput
@@ -23,7 +23,7 @@ from slime_core.sample import TrainBatch
 CustomLossFn = Callable[..., tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """(args, batch, logits, sum_of_sample_mean) -> scalar loss and scalar metrics.
 
-`batch`: see `rollout_data.micro_batch_data`. `logits`: float32 [1, T, V] with gradient, of all tokens of the samples,
+`batch`: see `micro_batch_data`. `logits`: float32 [1, T, V] with gradient, of all tokens of the samples,
 not divided by the temperature; `slime_core.ops.response_log_probs` makes log-probs of them. `sum_of_sample_mean`: [R]
 per-token values of all responses, laid end to end -> their weighted sum."""
 
@@ -85,3 +85,21 @@ class CustomLoss(LossBase):
             raise PluginError(f"{self._label} returned metrics that are no scalars: {', '.join(map(str, wrong))}")
         scalars = {str(name): value.reshape(()).to(loss.device) for name, value in scalars.items()}
         return loss.reshape(()), {"loss": loss.detach().reshape(()), **scalars}
+
+
+def micro_batch_data(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutput) -> dict[str, Any]:
+    """Return THUDM/slime's `batch` of one micro-batch: `rollout_data` of its samples.
+
+    `unconcat_tokens` are the tokens per sample, and `tokens` [1, T] all of them. `log_probs` are the old policy's; if a
+    step is its own old policy, they are the current log-probs without gradient.
+    """
+    positions = output.positions
+    part = batch.select(positions)
+    device = output.log_probs.device
+    data = part.to_rollout_data()
+    lists = [torch.tensor(row, device=device) for row in part.tokens]
+    data |= {"unconcat_tokens": lists, "tokens": torch.cat(lists)[None]}
+    data |= {key: [column[p] for p in positions] for _, key, column in columns(tensors)}
+    if tensors.advantages is not None and tensors.old_log_probs is None:
+        data["log_probs"] = list(torch.split(output.log_probs.detach(), part.response_lengths))
+    return data

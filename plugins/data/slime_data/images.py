@@ -9,6 +9,7 @@ differ from the tokenizer's ids of the rendered text.
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from slime_core.data.rows import IMAGE, check_kinds
 from slime_core.data.tokenizer import spelled, without_advice
 from slime_core.errors import ConfigError, DataError
-from slime_core.multimodal import TrainInputs, image_ref, open_image
+from slime_core.multimodal import TrainInputs, image_bytes, image_ref
 
 PLACEHOLDER = "<image>"
 """Placeholder in a text for the next image of the row, as in THUDM/slime."""
@@ -195,3 +196,13 @@ def _parts(content: Any) -> tuple[list[Mapping[str, Any]] | None, int]:
             raise DataError(f"a content part is a {type(part).__name__}; expected an object with a 'type'")
     open_places = [p for p in found if p.get("type") == "image" and p.get("image", p.get("image_url")) is None]
     return found, len(open_places)
+
+
+def open_image(ref: str) -> Any:
+    """Return the image as a PIL image in RGB. Raises ValueError if it cannot be read as an image."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(image_bytes(ref))).convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{ref[:200]}: not an image that can be read: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from slime_data.images import open_image
 from slime_testing_contracts.tiny import tiny_model
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
@@ -18,7 +19,7 @@ from slime_core.data.prompts import DatasetSource
 from slime_core.data.rows import check_kinds
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError, DataError
-from slime_core.multimodal import TrainInputs, image_bytes, open_image
+from slime_core.multimodal import TrainInputs, image_bytes
 
 
 def source(folder: Path, row: dict[str, Any], **changes: Any) -> DatasetSource:

@@ -11,10 +11,9 @@ process that it ever started.
 
 from slime_sandbox_local.interpreter import Interpreter, Ran
 from slime_sandbox_local.isolation import Isolation, check_settings, isolation_here, require_isolation
-from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.local import LocalSandbox
 from slime_sandbox_local.pool import Call, InterpreterPool, pool_of
-from slime_sandbox_local.protocol import ExecResult, Sandbox, SandboxError
+from slime_sandbox_local.protocol import ExecResult, Sandbox, SandboxError, SandboxLimits
 
 __all__ = [
     "Call",

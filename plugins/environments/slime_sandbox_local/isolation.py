@@ -14,8 +14,7 @@ from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 from slime_sandbox_local.inside import kernel
 from slime_sandbox_local.keeper import start_keeper
-from slime_sandbox_local.limits import SandboxLimits
-from slime_sandbox_local.protocol import SandboxError
+from slime_sandbox_local.protocol import SandboxError, SandboxLimits
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from slime_core.waits import waiting
 from slime_core.workers import guard
 from slime_core.workers.process import Guarded
 from slime_sandbox_local.inside import messages
-from slime_sandbox_local.limits import SandboxLimits
-from slime_sandbox_local.protocol import SandboxError
+from slime_sandbox_local.protocol import SandboxError, SandboxLimits
 
 START_SECONDS = 60.0
 """Seconds for the sandbox to start; it takes a tenth of a second on an idle machine."""

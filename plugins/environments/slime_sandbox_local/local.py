@@ -31,8 +31,7 @@ from slime_core.waits import waiting, within
 from slime_sandbox_local.inside import messages
 from slime_sandbox_local.isolation import check_isolation, require_isolation
 from slime_sandbox_local.keeper import START_SECONDS, Keeper, start_keeper
-from slime_sandbox_local.limits import SandboxLimits
-from slime_sandbox_local.protocol import TIMED_OUT, ExecResult, SandboxError
+from slime_sandbox_local.protocol import TIMED_OUT, ExecResult, SandboxError, SandboxLimits
 
 _GRACE = 15.0
 """Seconds after a job's own timeout within which its answer must arrive."""

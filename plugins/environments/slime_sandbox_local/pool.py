@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.waits import waiting
 from slime_sandbox_local.interpreter import Interpreter, Ran
-from slime_sandbox_local.limits import SandboxLimits
 from slime_sandbox_local.local import LocalSandbox
-from slime_sandbox_local.protocol import SandboxError
+from slime_sandbox_local.protocol import SandboxError, SandboxLimits
 
 if TYPE_CHECKING:
     from slime_core.protocols import Args

@@ -1,4 +1,4 @@
-"""The interface of a sandbox, for all providers: run a command, write a file, read a file.
+"""The interface of a sandbox, for all providers: run a command, write a file, read a file; limits of a local one.
 
 Method names and parameters match THUDM/slime's agent sandboxes, so code written for them can be ported. A failed
 command returns a result with its exit status. `SandboxError` means that the sandbox could not perform the operation,
@@ -8,6 +8,7 @@ or, with `check=True`, that the command failed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, runtime_checkable
@@ -84,3 +85,32 @@ class Sandbox(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all processes of the sandbox."""
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Limits of one sandbox; megabytes are 2**20 bytes."""
+
+    memory_mb: int = 1024
+    """Address space of a process, and resident memory of all processes together."""
+    disk_mb: int = 64
+    """All files that the sandbox writes, together; without namespaces they are watched (`inside/disk.py`)."""
+    file_mb: int = 16
+    """Size of one file."""
+    processes: int = 32
+    """Number of processes and threads at a time."""
+    open_files: int = 128
+    """Number of file descriptors of a process."""
+    stack_mb: int = 8
+    """Stack size of a process; deep recursion in C needs more."""
+    cpu_seconds: float = 600.0
+    """CPU time of one process."""
+    output_kb: int = 64
+    """Size kept of standard output, and of standard error, of one command; the rest is read and dropped."""
+    network: bool = False
+    """Access to the host's network; without it not even the host's loopback is reachable."""
+    endpoints: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Host and port outside to which connections to a port on 127.0.0.1 inside are forwarded, by inside port. No other
+    address is reachable. For an agent that uses one server."""
+    read_only: tuple[str, ...] = ()
+    """Further host directories and files, read-only under the same path; they must be readable by all users."""

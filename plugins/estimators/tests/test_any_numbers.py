@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ numbers = st.floats(-1e15, 1e15)
 log_probs = st.one_of(st.floats(-1e4, 0.0), st.sampled_from([0.0, -0.0, -1e-8, -1e4]))
 tokens = st.lists(st.tuples(log_probs, log_probs, st.booleans()), max_size=6)
 """New and old log-prob and mask of each token of a response."""
-responses = st.lists(st.tuples(numbers, st.integers(0, 2), st.integers(0, 1), tokens), min_size=1, max_size=6)
-"""Reward, group, rollout within the group, tokens."""
+states = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
+responses = st.lists(st.tuples(numbers, st.integers(0, 2), st.integers(0, 1), tokens, states), min_size=1, max_size=6)
+"""Reward, group, rollout within the group, tokens, state of each turn."""
 
 
 def made(name: str) -> tuple[Any, Any]:
@@ -32,10 +34,11 @@ def made(name: str) -> tuple[Any, Any]:
     return args, OWN[name](args)
 
 
-def halves(reward: float, length: int) -> list[TurnSpan]:
-    """Two turns, the first without a reward of its own; none for a response without tokens."""
-    middle = length // 2
-    return [TurnSpan(0, middle, None, state="a"), TurnSpan(middle, length, reward / 3, state="b")] if length else []
+def turns_of(reward: float, length: int, states: Sequence[str] = "ab") -> list[TurnSpan]:
+    """Turns of about the same length, some empty, every second without a reward; none for no tokens."""
+    ends = [length * k // len(states) for k in range(len(states) + 1)]
+    rows = zip(ends, ends[1:], [None, reward / 3] * 2, states)
+    return [TurnSpan(first, last, own, state=state) for first, last, own, state in rows] if length else []
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -44,20 +47,20 @@ def test_everything_is_finite(name: str) -> None:
 
     @settings(max_examples=40, deadline=None)
     @given(responses)
-    def check(rows: list[tuple[float, int, int, list[tuple[float, float, bool]]]]) -> None:
+    def check(rows: list[tuple[float, int, int, list[tuple[float, float, bool]], list[str]]]) -> None:
         if name == "max_rl":  # refuses rewards below 0
             rows = [(abs(reward), *rest) for reward, *rest in rows]
-        masks = [torch.tensor([float(m) for *_, m in own]) for *_, own in rows]
-        ids = ([group for _, group, _, _ in rows], [2 * group + member for _, group, member, _ in rows])
+        masks = [torch.tensor([float(m) for *_, m in own]) for *_, own, _ in rows]
+        ids = ([group for _, group, *_ in rows], [2 * group + member for _, group, member, *_ in rows])
         lengths = [int(mask.sum()) for mask in masks]
-        turns = [halves(reward, len(mask)) for (reward, *_), mask in zip(rows, masks)]
+        turns = [turns_of(reward, len(mask), states) for (reward, *_, states), mask in zip(rows, masks)]
         of_rollout = RewardInputs(
             [r for r, *_ in rows], *ids, lengths, [False] * len(rows), [-1.0] * len(rows), turns=turns,
             components=[{"answer": r, "tokens": float(n)} for (r, *_), n in zip(rows, lengths)],
         )  # fmt: skip
         shaped, shaped_turns = estimator.shape_rewards(args, of_rollout), estimator.shape_turns(args, of_rollout)
         assert torch.isfinite(torch.tensor(shaped)).all()
-        new, old = ([torch.tensor([token[i] for token in own]) for *_, own in rows] for i in (0, 1))
+        new, old = ([torch.tensor([token[i] for token in own]) for *_, own, _ in rows] for i in (0, 1))
         inputs = AdvantageInputs(
             rewards=torch.tensor(shaped), response_lengths=[len(mask) for mask in masks], group_indices=ids[0],
             rollout_ids=ids[1], loss_masks=masks, kl=old, log_probs=old, values=new, turns=turns,
@@ -85,7 +88,7 @@ def test_nothing_to_compare_teaches_nothing(name: str) -> None:
     args, estimator = made(name)
     rewards, groups, lengths = [2.0, *[1.0] * 3, *[3.0] * 3], [0, 1, 1, 1, 2, 2, 2], [4, 4, 1, 6, 4, 4, 0]
     masks = [torch.full((n,), float(group < 2)) for n, group in zip(lengths, groups)]
-    turns = [halves(reward, n) for reward, n in zip(rewards, lengths)]
+    turns = [turns_of(reward, n) for reward, n in zip(rewards, lengths)]
     inputs = RewardInputs(
         rewards, groups, list(range(7)), [int(mask.sum()) for mask in masks], [False] * 7, turns=turns,
         components=[{"answer": reward / 2, "format": 1.0} for reward in rewards],

@@ -340,6 +340,14 @@ def test_settings_of_a_run() -> None:
     cut = ["--use-sampling-mask", "--rollout-top-p", "0.9", "--set", "plugins.distillation.top_k=4"]
     with pytest.raises(ConfigError, match=r"--use-sampling-mask.*plugins.distillation.top_k 4"):
         checked([*DISTIL, *OPD, *cut])
+    moving = [*DISTIL, "--set", "plugins.distillation.teacher_rate=0.05"]
+    local = ["--use-opd", "--opd-type", "local", "--opd-teacher-load", "m"]
+    assert checked([*moving, *local])
+    with pytest.raises(ConfigError, match=r"teacher_rate 0.05 moves a teacher in the trainer; type --opd-type local"):
+        checked([*moving, *OPD])
+    for more, said in ((["--lora-rank", "4"], "the teacher is the base"), (["--train-backend", "fsdp"], "keeps its")):
+        with pytest.raises(ConfigError, match=f"teacher_rate 0.05: .*{said}"):
+            checked([*moving, *local, *more])
 
 
 def test_columns_travel_as_text() -> None:

@@ -121,7 +121,7 @@ def test_gigpo_by_definition(std: bool) -> None:
     [
         ([[0.0, 1.0], [0.25, 0.0], [0.5, 0.0]], ["ab", "ab", "ba"], True),
         ([[0.0, 1.0], [0.25], [0.5, 0.0]], ["ab", "a", "ba"], False),  # a long episode counts more often
-        ([[0.0, 1.0], [0.25, 0.0], [0.5, 0.5]], ["ab", "ab", "ac"], False),  # a state that was seen once has baseline 0
+        ([[0.0, 1.0], [0.25, 0.0], [0.5, 0.5]], ["ab", "ab", "ac"], True),
     ],
 )
 def test_gigpo_differs_from_the_form_with_a_row_per_turn_where_the_page_says(
@@ -137,8 +137,7 @@ def test_gigpo_differs_from_the_form_with_a_row_per_turn_where_the_page_says(
     whole = np.mean([total for *_, total in rows])
     expected = []
     for state, later, total in rows:
-        alike = [other for name, other, _ in rows if name == state]
-        expected.append(total - whole + later - (np.mean(alike) if len(alike) > 1 else 0.0))
+        expected.append(total - whole + later - np.mean([other for name, other, _ in rows if name == state]))
     assert ([value for row in found for value in row] == pytest.approx(expected, abs=1e-12)) is same
 
 

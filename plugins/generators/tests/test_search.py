@@ -12,8 +12,7 @@ import pytest
 from slime_generators.search import STATS, generate
 from slime_generators.search import corpus as corpus_module
 from slime_generators.search.corpus import open_corpus
-from slime_generators.search.documents import Document, read_document
-from slime_generators.search.server import read_answer
+from slime_generators.search.documents import Document, read_answer, read_document
 from slime_testing_contracts import CharTokenizer, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus

@@ -1,4 +1,4 @@
-"""The adaptive KL controller: its rule, what it refuses, a closed loop, and a resumed run."""
+"""The plugin that moves the KL coefficient; every hook plugin against the contract of hooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slime_hooks.adaptive_kl import AdaptiveKL, updated
+from slime_testing_contracts import suites
 from slime_testing_contracts.loop import run_loop
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 from tests.run_files import timeless
+
+globals().update(suites("slime.plugins", "slime_hooks", {}, globals()))
 
 
 def make_args(target: float | None = 0.1, **changes: Any) -> Args:

@@ -140,7 +140,7 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prometheus_answers_with_the_newest_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prometheus_client")
-    from slime_hooks.trackers.prometheus import Prometheus
+    from slime_hooks.trackers.libraries import Prometheus
 
     tracker = Prometheus(Tracked(Args(), tmp_path, Options(prometheus_port=0), 0.0))
     tracker.metrics(1, {"rollout/raw_reward": 0.5})

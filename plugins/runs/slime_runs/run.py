@@ -37,6 +37,7 @@ from slime_runs.files import (
     trained_name,
 )
 from slime_runs.history import History, read_history
+from slime_runs.notes import read_note
 from slime_runs.timeline import FILE as TIMELINE
 from slime_runs.trace import TraceIndex, starts
 
@@ -123,6 +124,10 @@ class Run:
         if summary is None and self.is_evaluation():
             summary = self.evaluation()
         return "stopped" if summary is None else "drained" if summary.get("drained") else "ended"
+
+    def note(self) -> str:
+        """Return the user's note on the run; empty without one."""
+        return read_note(self.path)
 
     def is_evaluation(self) -> bool:
         """Return True if `slime eval` wrote the directory and no training run did."""

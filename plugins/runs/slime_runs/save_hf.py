@@ -14,9 +14,17 @@ from pathlib import Path
 
 from slime_core.checkpoint.store import remove_made
 from slime_core.errors import CheckpointError
-from slime_core.models.hf_io import copy_model
+from slime_core.models.hf_io import INDEX, copy_assets, weight_files
 
 _MARK = ".slime_export.json"
+
+
+def copy_model(source: str | Path, target: str | Path) -> None:
+    """Copy a model: configuration, tokenizer and weights, and no other file."""
+    copy_assets(source, target)
+    for path in (*weight_files(source), Path(source) / INDEX):
+        if path.is_file():
+            shutil.copyfile(path, Path(target) / path.name)
 
 
 def check_target(target: Path) -> None:

@@ -21,9 +21,8 @@ from slime_embedded.engine.sampler import derive_seed
 from slime_core.data.tokenizer import encode_text
 from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
-from slime_serving.http.bodies import MOST_IDS, NOTHING, Body
+from slime_serving.http.bodies import MOST_ANSWERS, MOST_IDS, NOTHING, Body, check_text
 from slime_serving.http.errors import BadRequest, sglang_shape, shown
-from slime_serving.http.limits import MOST_ANSWERS, check_text
 from slime_serving.http.streams import (
     DONE,
     event,

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.lora import is_projection, merged, module_of
 from slime_engine_vllm.engine import VllmEngine
 from slime_testing_contracts import engine_reference as reference
 
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
-from slime_core.models.lora import is_projection, merged, module_of
 from tests.backends.vllm.test_faults import processes, until_back
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]

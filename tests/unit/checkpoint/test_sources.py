@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_embedded.trainer.shared_settings import directory_of
 
-from slime_core.checkpoint.sources import directory_of, find_source, required_source
+from slime_core.checkpoint.sources import find_source, required_source
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import CheckpointError
 

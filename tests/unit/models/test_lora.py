@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.lora import LoraSettings, first_adapter, merged, read_adapter, write_adapter
 from slime_embedded.models.lora_linear import LoraLinear, adapter_weights, add_adapters, base_weights, merged_weights
 from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 from torch import nn
@@ -18,8 +19,6 @@ from torch.nn import functional
 from slime_core.config import Args
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import load_model_config
-from slime_core.models.lora import LoraSettings, first_adapter, merged
-from slime_core.models.lora_files import read_adapter, write_adapter
 
 
 def settings(**flags: Any) -> LoraSettings:

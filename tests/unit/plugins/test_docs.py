@@ -6,8 +6,6 @@ import re
 import tomllib
 from pathlib import Path
 
-from slime_core.plugins.kinds import KINDS, function_flags
-
 ROOT = Path(__file__).resolve().parents[3]
 PROJECTS = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
 
@@ -26,12 +24,3 @@ def test_every_plugin_has_its_parts() -> None:
         for part in (folder / "README.md", *(package / "py.typed" for package in packages)):
             assert part.is_file(), part
         assert {*packages} == {*folder.glob("slime_*")}
-
-
-def test_every_kind_and_flag_is_documented() -> None:
-    page = (ROOT / "docs" / "plugins" / "index.md").read_text()
-    for kind in (*KINDS.values(), *function_flags().values()):
-        assert f"| `{kind.group}` | {kind.singular} |" in page
-        for flag in kind.flags:
-            if flag.startswith("--"):
-                assert f"`{flag}`" in page, flag

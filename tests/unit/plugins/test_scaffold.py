@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import string
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from slime_commands.plugins.scaffold import _TOO_LARGE, plan, template_kinds, write
+from trove_classifiers import classifiers
 
 import slime_core
 from slime_core import Step
@@ -105,9 +108,36 @@ def test_the_project_file_says_what_installers_and_slime_need(made: Path) -> Non
     assert project["entry-points"] == {"slime.rewards": {"acme_thing2": "slime_reward_acme_thing2:reward"}}
     assert project["dependencies"] == [f"slime-rl-core>={slime_core.__version__}"]
     assert project["optional-dependencies"] == {"test": [f"slime-rl[dev]>={slime_core.__version__}"]}
+    assert (project["license"], project["keywords"]) == ("Apache-2.0", ["slime-plugin"])
+    assert set(project["classifiers"]) <= classifiers
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert "\nslime_api = 1\n" in (folder / "slime_reward_acme_thing2" / "__init__.py").read_text()
     assert (folder / "slime_reward_acme_thing2" / "py.typed").is_file()
     assert "--rm-type acme_thing2" in (folder / "README.md").read_text()
+
+
+def test_workflows_pin_each_action_and_publish_without_a_password(made: Path, tmp_path: Path) -> None:
+    workflows = made / "slime-reward-acme-thing2/.github/workflows"
+    for name, jobs in (("ci.yml", {"check"}), ("publish.yml", {"build", "publish"})):
+        text = (workflows / name).read_text()
+        read = yaml.safe_load(text)
+        assert read["jobs"].keys() == jobs
+        for job in read["jobs"].values():
+            assert job["timeout-minutes"]
+            assert all(
+                re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step.get("uses", f"a/b@{40 * '0'}"))
+                for step in job["steps"]
+            )
+        assert len(re.findall(r"uses: \S+ # v\d+\.\d+\.\d+$", text, re.MULTILINE)) == text.count("uses: ")
+        assert "secrets." not in text
+    assert read["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+    assert read["jobs"]["build"]["permissions"] == {"contents": "read"}
+    (command,) = [step["run"] for step in read["jobs"]["build"]["steps"] if step.get("run", "").startswith("ls ")]
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist/slime_reward_acme_thing2-0.1.0-py3-none-any.whl").touch()
+    for tag, status in (("v0.1.0", 0), ("v0.2.0", 2)):
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env={**os.environ, "GITHUB_REF_NAME": tag})
+        assert done.returncode == status
 
 
 @pytest.mark.parametrize(

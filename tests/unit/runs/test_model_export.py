@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.lora import FOLDER, LoraSettings, write_adapter
 from slime_runs import Run
 from slime_runs.models import gguf_file
 from slime_runs.models.commit import Commit
@@ -19,8 +20,6 @@ from slime_core.cli.main import main
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
-from slime_core.models.lora import LoraSettings
-from slime_core.models.lora_files import FOLDER, write_adapter
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model"]

@@ -10,12 +10,13 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from slime_data.images import open_image
 from slime_data.saved import read_samples
 from slime_testing_contracts.tiny_vision import write_image
 
 from slime_core.data.dumps import write_samples
 from slime_core.errors import RolloutError
-from slime_core.multimodal import TrainInputs, image_bytes, image_ref, image_url, open_image
+from slime_core.multimodal import TrainInputs, image_bytes, image_ref, image_url
 from slime_core.sample import Sample, SampleStatus
 from slime_core.sample.columns import multimodal_column
 

@@ -49,6 +49,7 @@ def run(argv: list[str]) -> int:
     own, rest = parser.parse_known_args(argv)
     from slime_commands.check.preflight import starting
     from slime_core.config.load import BACKENDS
+    from slime_core.errors import ConfigError
     from slime_core.launch.prepare import preflight, prepare
     from slime_core.plugins.presets import load_settings
     from slime_core.protocols.command import Finding, Level
@@ -61,11 +62,17 @@ def run(argv: list[str]) -> int:
     learn = own.command in ("train", "sft")
     settings = load_settings(rest, command=own.command)
     with TemporaryDirectory(prefix="slime-check-") as folder:
-        elsewhere = _to_be_made(settings, Path(folder))
+        elsewhere = made_elsewhere(settings, Path(folder))
         if elsewhere:
+            origins = settings.origins
             settings = load_settings([*rest, *elsewhere], command=own.command)
-        with redirect_stdout(sys.stderr):  # a recipe may tell what it makes
-            run = prepare(settings, learn=learn, make=bool(elsewhere))
+            for name in ("hf_checkpoint", "prompt_data", "eval_prompt_data"):  # as if their origin named these
+                settings.origins[name] = origins[name]
+        try:
+            with redirect_stdout(sys.stderr):  # a recipe may tell what it makes
+                run = prepare(settings, learn=learn, make=bool(elsewhere))
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"{folder}{os.sep}", "")) from error
         findings = [*preflight(run), *starting(run)]
         findings += [found for told in run.hooks.slime_check(settings=settings) for found in told]
         findings = [replace(found, message=found.message.replace(f"{folder}{os.sep}", "")) for found in findings]
@@ -115,7 +122,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
     return settings
 
 
-def _to_be_made(settings: Settings, folder: Path) -> list[str]:
+def made_elsewhere(settings: Settings, folder: Path) -> list[str]:
     """Return flags that make the recipe create missing inputs in the folder, under the names of the run's inputs."""
     args = settings.args
     if not args.prepare_path:

@@ -1,6 +1,6 @@
-"""`data/*.json` -> `ModelPreset`, a preset per published model.
+"""`published.json` -> `ModelPreset`, a preset per published model.
 
-Used by `--model`, `slime models` and the script that writes `scripts/models/*.sh`. A file has one HF `model_type`:
+Used by `--model`, `slime models` and the script that writes `scripts/models/*.sh`. An entry has one HF `model_type`:
 
     shared     entries of config.json that its models have in common
     models     name -> {"hub": "owner/name", "config": the rest of its config.json,
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from slime_commands.models.contradictions import check_model
 from slime_commands.models.megatron_flags import megatron_flags
+from slime_commands.models.named import pick
 from slime_commands.models.numbers import Numbers, read_numbers
-from slime_core.config.load import pick
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
@@ -74,11 +74,10 @@ class ModelPreset:
 
 @cache
 def model_presets() -> Mapping[str, ModelPreset]:
-    """Return every preset by name, families in alphabetical order, models as in their file."""
+    """Return every preset by name, families and models as in the file."""
     found: dict[str, ModelPreset] = {}
-    folder = files("slime_commands.models").joinpath("data")
-    for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        family = json.loads(path.read_text(encoding="utf-8"))
+    families = json.loads(files("slime_commands.models").joinpath("published.json").read_text(encoding="utf-8"))
+    for family in families.values():
         for name, model in family["models"].items():
             assert name not in found, f"two presets are called {name}"
             base = found[model["like"]].config if "like" in model else family["shared"]

@@ -2,18 +2,19 @@
 
 The checks, in order: API version, load, signature, requirements, options, contract suite. The suites run with pytest in
 a separate process. A plugin's own `tests/test_contract.py` is run if its folder has one, since it knows the plugin's
-settings and examples; otherwise the bare suite of its kind is run.
+settings and examples; otherwise the bare suite of its kind is run. The tier of each plugin sums up (`tiers.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import slime_core
 from slime_commands.plugins.contracts import Outcome, run_contracts
 from slime_commands.plugins.naming import kind_word, split
+from slime_commands.plugins.tiers import lacking, tier
 from slime_core.distributions import CORE, normalized
 from slime_core.errors import PluginError, PluginNotFoundError
 from slime_core.plugins.kinds import HOOK_GROUP
@@ -29,6 +30,10 @@ class Line:
     plugin: str
     """Name of the plugin, such as `rewards/near (slime-reward-near 0.1.0)`."""
     message: str
+    tier: str = ""
+    """One of `tiers.py`; empty for a path, and if the contract suites are left out."""
+    lacks: tuple[str, ...] = ()
+    """What the tier `complete` needs besides."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +142,8 @@ def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
     undocumented = [row.name for row in option_rows(model) if not row.help] if model else []
     if undocumented:
         return Line(False, shown, f"options without documentation: {', '.join(undocumented)}")
-    return Line(True, shown, "version, load, signature" + (", options" if model else ""))
+    lacks = tuple(lacking(ref, obj)) if ref is not None else ()
+    return Line(True, shown, "version, load, signature" + (", options" if model else ""), lacks=lacks)
 
 
 def _merged(specs: list[Spec], lines: list[Line], outcomes: dict[Spec, Outcome]) -> list[Line]:
@@ -146,11 +152,15 @@ def _merged(specs: list[Spec], lines: list[Line], outcomes: dict[Spec, Outcome])
     for spec, line in zip(specs, lines):
         outcome = outcomes.get(spec)
         if outcome is None:
-            merged.append(line)
-        elif outcome.failures:
-            merged.append(Line(False, line.plugin, "contract: " + "; ".join(outcome.failures)))
-        else:
-            merged.append(Line(True, line.plugin, f"{line.message}; contract: {outcome.note}"))
+            merged.append(replace(line, tier=tier(line.ok, 0, [])))
+            continue
+        passes = not outcome.failures
+        message = f"{line.message}; contract: {outcome.note}" if passes else f"contract: {'; '.join(outcome.failures)}"
+        summed_up = tier(passes, outcome.passed, list(line.lacks)) if spec[2] is not None else ""
+        if summed_up and passes:
+            message += f"; tier: {summed_up}"
+            message += f", since it lacks {'; '.join(line.lacks)}" if summed_up == "tested" else ""
+        merged.append(replace(line, ok=passes, message=message, tier=summed_up))
     return merged
 
 

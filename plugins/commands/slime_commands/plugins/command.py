@@ -1,4 +1,4 @@
-"""`slime plugins`: list, inspect, make and check plugins.
+"""`slime plugins`: list, make, check, find and install plugins.
 
 Each sub-command is a module with `add_parser` and `run`, imported when it is chosen. `list` reads metadata and imports
 no plugin, so it answers at once and cannot be broken by one; the others load what they are asked about.
@@ -17,6 +17,9 @@ _COMMANDS = {
     "show": ("showing", "one component: signature, options, documentation, where it comes from"),
     "new": ("making", "write a plugin distribution that installs and passes its tests"),
     "check": ("checking", "load, signature, version, options and contract; exit status 1 when something fails"),
+    "search": ("searching", "plugins on a package index: names that begin with slime-, keyword slime-plugin"),
+    "install": ("installing", "install plugins by pip of this interpreter, and check them; others are refused"),
+    "uninstall": ("uninstalling", "uninstall plugins by pip of this interpreter; others are refused"),
     "trace": ("tracing", "run a command and report which plugin answered for what"),
 }
 """Sub-command -> module, help."""
@@ -24,7 +27,7 @@ _COMMANDS = {
 
 def add_parser(subparsers: Any) -> None:
     """Define `slime plugins` and its sub-commands."""
-    parser = subparsers.add_parser("plugins", help="list, inspect, make and check plugins")
+    parser = subparsers.add_parser("plugins", help="list, make, check, find and install plugins")
     commands = parser.add_subparsers(dest="plugins_command", required=True, metavar="COMMAND")
     for name, (module, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)

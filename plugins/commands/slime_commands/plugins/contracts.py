@@ -30,6 +30,7 @@ class Outcome:
 
     note: str
     failures: list[str] = field(default_factory=list)
+    passed: int = 0
 
 
 Spec = tuple[str, str, ComponentRef | None]
@@ -124,4 +125,4 @@ def _outcome(cases: list[_Case] | str, suite: str) -> Outcome:
             return Outcome("", [f"{case.name}: {case.failure}" for case in broken])
         return Outcome("its tests/test_contract.py has no tests")
     passed = sum(case.failure is None and not case.skipped for case in mine)
-    return Outcome(f"{passed} tests passed", failures)
+    return Outcome(f"{passed} tests passed", failures, passed)

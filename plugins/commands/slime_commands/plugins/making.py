@@ -29,5 +29,5 @@ def run(namespace: argparse.Namespace) -> int:
     print(f"  slime plugins check {made.folder}")
     # Without the dots pip would look for that name on the package index.
     folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
-    print(f"  pip install {shlex.quote(str(folder))}")
+    print(f"  slime plugins install {shlex.quote(str(folder))}")
     return 0

@@ -1,8 +1,7 @@
 """`slime plugins new`: write a distribution of a kind and name that installs and passes its contract tests unchanged.
 
 The files come from `templates/`: `<kind>.py.tmpl` is the package and, after the line `_TESTS`, its tests. All kinds
-share `pyproject.toml` and `README.md`. Only `@@word@@` is replaced in a template. The templates are data and are never
-imported.
+share the files of `_SHARED`. Only `@@word@@` is replaced in a template. The templates are data and are never imported.
 """
 
 from __future__ import annotations
@@ -20,6 +19,15 @@ from slime_core.plugins.kinds import HOOK_GROUP, hook_flags, kind_of
 from slime_core.plugins.registry import NAME_PATTERN, Registry
 
 _TESTS = "# --- tests/test_contract.py\n"
+_SHARED = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "LICENSE": "LICENSE",
+    ".gitignore": "gitignore",
+    ".github/workflows/ci.yml": "ci.yml",
+    ".github/workflows/publish.yml": "publish.yml",
+}
+"""File of every distribution -> its template; `scripts/sync_packages.py` writes the licence's."""
 _HOOKS = ("hooks", "hook", "plugins", "plugin", HOOK_GROUP)
 
 _TOO_LARGE = {
@@ -137,8 +145,7 @@ def plan(kind: str, name: str, directory: Path, registry: Registry) -> Plan:
     }
     module, tests = _filled(f"{stem}.py.tmpl", words).split(_TESTS)
     texts = {
-        "pyproject.toml": _filled("pyproject.toml.tmpl", words),
-        "README.md": _filled("README.md.tmpl", words),
+        **{path: _filled(f"{template}.tmpl", words) for path, template in _SHARED.items()},
         f"{package}/__init__.py": module.rstrip() + "\n",
         "tests/test_contract.py": tests,
         f"{package}/py.typed": "",

@@ -62,7 +62,7 @@ def _facts(key: str, ref: ComponentRef, obj: Any) -> list[tuple[str, str]]:
     rows.append(("requires", ", ".join(ref.requires) or "-"))
     if ref.kind == HOOK_GROUP:
         rows += [("selected by", "nothing: every installed one is listed; SLIME_PLUGINS=... allows some")]
-        return [*rows, ("hooks", ", ".join(_hooks(obj)) or "-")]
+        return [*rows, ("hooks", ", ".join(hooks_of(obj)) or "-")]
     kind = kind_of(key)
     rows += [("selected by", ", ".join(kind.flags)), ("type", _selection(kind, ref))]
     return [*rows, ("signature", _signature(obj)), ("called as", _calls(kind, obj))]
@@ -78,7 +78,8 @@ def _selection(kind: Kind, ref: ComponentRef) -> str:
     return f"{(paths if is_path and paths else flags)[0]} {ref.prefix}{ref.name}"
 
 
-def _hooks(plugin: Any) -> list[str]:
+def hooks_of(plugin: Any) -> list[str]:
+    """Return the names of the hooks that a hook plugin implements."""
     return [name for name, member in inspect.getmembers(plugin) if getattr(member, "slime_impl", None)]
 
 

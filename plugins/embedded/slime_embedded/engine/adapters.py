@@ -18,12 +18,11 @@ from safetensors.torch import load_file
 
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import read_json, read_weights
-from slime_core.models.lora import merged, module_of
-from slime_core.models.lora_files import CONFIG, WEIGHTS
 from slime_embedded.engine.kv_cache import Arena
 from slime_embedded.engine.model_runner import DecodeBatch, ModelRunner
 from slime_embedded.engine.sequence import Sequence
 from slime_embedded.engine.weights import FusedWeights
+from slime_embedded.models.lora import CONFIG, WEIGHTS, merged, module_of
 from slime_embedded.models.lora_linear import ADAPTERS, DOWN, UP
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from slime_embedded.engine.model_runner import DecodeBatch
 from slime_embedded.engine.scheduler import PREFILL_BUDGET
 from slime_embedded.engine.sequence import Sequence
 from slime_embedded.engine.weights import complete
+from slime_embedded.hf.files import in_files
 from slime_embedded.hf.model import TransformersModel, agree
-from slime_embedded.hf.places import in_files
 
 logger = logging.getLogger(__name__)
 _PROBE = (6, 9)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,17 +19,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from slime_core import PluginOptions
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.models.lora import LoraSettings, merged
-from slime_core.models.lora_files import FOLDER, read_adapter
 from slime_core.ops import l2_norm
 from slime_core.protocols import Args, TrainerTraits
 from slime_embedded.fsdp.loading import empty_model, fill, parameters_on_meta
 from slime_embedded.hf.config import model_config
-from slime_embedded.hf.files import WeightFiles
+from slime_embedded.hf.files import WeightFiles, in_files
 from slime_embedded.hf.model import TransformersModel
-from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.lora import FOLDER, LoraSettings, merged, read_adapter
 from slime_embedded.models.lora_linear import DOWN, UP, LoraLinear, adapter_weights, first_adapters, without_adapters
 from slime_embedded.trainer import state
 from slime_embedded.trainer.critic import Critic, critic_config, new_head
@@ -37,10 +36,9 @@ from slime_embedded.trainer.frozen import REFERENCE
 from slime_embedded.trainer.lora import check_base, save_adapter
 from slime_embedded.trainer.model_files import left_out
 from slime_embedded.trainer.optimizer import AdamSettings, FlatAdamW, trained_parameters
-from slime_embedded.trainer.parallel import DataParallel
+from slime_embedded.trainer.parallel import DataParallel, join_peers
 from slime_embedded.trainer.schedule import LearningRateSchedule
 from slime_embedded.trainer.shared_settings import Role
-from slime_embedded.trainer.torchrun import join_peers
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 
 T = TypeVar("T")
@@ -58,6 +56,7 @@ class FsdpTrainer(EmbeddedTrainer):
     traits = TrainerTraits(
         sampling_mask=True, routing_replay=True, collective_weights=True, uses=frozenset(_USES.split())
     )
+    Options: ClassVar[type[PluginOptions]] = PluginOptions
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
         if args.ref_update_interval:

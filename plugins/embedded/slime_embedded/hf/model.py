@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import ModelConfig
-from slime_embedded.hf.files import WeightFiles
-from slime_embedded.hf.places import Places, places
+from slime_embedded.hf.files import Places, WeightFiles, places
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.logprobs import CHUNK_ELEMENTS, log_probs_from_logits, token_log_probs
 from slime_embedded.models.packed import GROUP_RATIO, PackedLayout

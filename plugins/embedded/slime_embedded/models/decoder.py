@@ -26,7 +26,7 @@ from slime_embedded.models.packed import PackedLayout
 from slime_embedded.models.rope import rope_cos_sin
 
 if TYPE_CHECKING:
-    from slime_embedded.hf.places import Places
+    from slime_embedded.hf.files import Places
     from slime_embedded.models.routing import Routing
 
 T = TypeVar("T")

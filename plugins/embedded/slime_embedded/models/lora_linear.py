@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slime_core.models.lora import LoraSettings, first_adapter, merged, module_of
+from slime_embedded.models.lora import LoraSettings, first_adapter, merged, module_of
 
 DOWN, UP = "lora_A", "lora_B"
 ADAPTERS = "adapters"

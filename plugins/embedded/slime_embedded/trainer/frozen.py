@@ -1,7 +1,7 @@
 """The models of the embedded trainer that are not trained: reference, teacher, old actor.
 
-`EmbeddedTrainer` builds, runs, saves and loads them. A checkpoint contains the reference only if it differs from the
-reference's own checkpoint, and the old actor only if it differs from the actor.
+`EmbeddedTrainer` builds, runs, saves and loads them. A checkpoint contains the reference and the teacher only if they
+differ from their own checkpoints, and the old actor only if it differs from the actor.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _LOADED_WHEN = {
     OLD_ACTOR: "it is kept with --keep-old-actor",
 }
 
+_FILES = {REFERENCE: state.REFERENCE, TEACHER: state.TEACHER}
+"""Role of a model with a checkpoint of its own -> file with its weights, once they moved."""
+
 
 class FrozenModels:
     """The frozen models by role; models that the run does not use are not loaded.
@@ -38,7 +41,8 @@ class FrozenModels:
         if settings.keeps_old_actor:
             directories[OLD_ACTOR] = settings.hf_checkpoint
         self._models = {role: load(role, path).requires_grad_(False) for role, path in directories.items() if path}
-        self._reference_moved = False
+        self._moved: set[str] = set()
+        """Roles of the models that are no longer those of their checkpoints."""
 
     def __contains__(self, role: str) -> bool:
         return role in self._models
@@ -53,33 +57,51 @@ class FrozenModels:
     def copy(self, role: str, actor: Decoder) -> None:
         """Copy the actor's weights into the model. Raises TrainError as `[]` does."""
         self._copy(self[role], actor)
-        self._reference_moved |= role == REFERENCE
+        self._moved.add(role)
+
+    def follow(self, actor: Decoder, rate: float) -> None:
+        """Move the teacher's weights by a share of the way to the actor's.
+
+        Raises TrainError if there is no teacher, or if it has other tensors than the actor.
+        """
+        teacher = self[TEACHER]
+        if differ := self._differing(TEACHER, actor):
+            raise TrainError(
+                f"--opd-teacher-load {self._settings.teacher_checkpoint}: a teacher that follows the actor has its"
+                f" tensors, and {len(differ)} differ, such as {differ[0]}"
+            )
+        with torch.no_grad():
+            for old, (_, new) in zip(teacher.parameters(), merged(actor, self._settings), strict=True):
+                old.lerp_(new, rate)
+        self._moved.add(TEACHER)
 
     def check_reference_fits(self, actor: Decoder) -> None:
         """Raise ConfigError unless the reference, if there is one, can take the actor's weights."""
-        if REFERENCE not in self:
-            return
-        ours, theirs = ({k: tuple(v.shape) for k, v in merged(m, self._settings)} for m in (actor, self[REFERENCE]))
-        differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-        if differ:
+        if REFERENCE in self and (differ := self._differing(REFERENCE, actor)):
             raise ConfigError(
                 f"--ref-update-interval copies the actor into the reference, but --ref-load"
                 f" {self._settings.ref_checkpoint} is another architecture: {len(differ)} tensors differ, such as"
                 f" {differ[0]}"
             )
 
+    def _differing(self, role: str, actor: Decoder) -> list[str]:
+        """Return the names of tensors that one of the two lacks, or has in another shape."""
+        ours, theirs = ({k: tuple(v.shape) for k, v in merged(m, self._settings)} for m in (actor, self[role]))
+        return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+
     def save(self, directory: Path, actor: Decoder) -> None:
         """Write what `load` would not find otherwise."""
-        if self._reference_moved:
-            state.save_frozen(directory, state.REFERENCE, tensors(self[REFERENCE]))
+        for role in self._moved & _FILES.keys():
+            state.save_frozen(directory, _FILES[role], tensors(self[role]))
         if OLD_ACTOR in self and not self._is_copy(self[OLD_ACTOR], actor):
             state.save_frozen(directory, state.OLD_ACTOR, tensors(self[OLD_ACTOR]))
 
     def load(self, directory: Path, actor: Decoder) -> None:
         """Load the models of `save`, after the actor is loaded. Raises CheckpointError if the files do not fit."""
         finetune = self._settings.finetune
-        if REFERENCE in self and not finetune:
-            self._reference_moved = state.load_frozen(directory, state.REFERENCE, tensors(self[REFERENCE]))
+        for role, name in _FILES.items():
+            if role in self and not finetune and state.load_frozen(directory, name, tensors(self[role])):
+                self._moved.add(role)
         if OLD_ACTOR in self:
             old = self[OLD_ACTOR]
             if finetune or not state.load_frozen(directory, state.OLD_ACTOR, tensors(old)):

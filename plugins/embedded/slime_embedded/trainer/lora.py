@@ -18,12 +18,10 @@ from pathlib import Path
 import torch
 
 from slime_core.errors import CheckpointError, TrainError
-from slime_core.models.lora import LoraSettings, module_of, same_weight
-from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
 from slime_core.sample import TrainBatch
-from slime_embedded.hf.files import WeightFiles
-from slime_embedded.hf.places import in_files
+from slime_embedded.hf.files import WeightFiles, in_files
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.lora import FOLDER, LoraSettings, module_of, read_adapter, same_weight, write_adapter
 from slime_embedded.models.lora_linear import ADAPTERS, UP, LoraLinear, adapter_weights, add_adapters, merged_weights
 from slime_embedded.trainer.optimizer import FlatAdamW
 from slime_embedded.trainer.settings import TrainerSettings

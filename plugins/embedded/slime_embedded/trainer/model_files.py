@@ -15,8 +15,8 @@ import torch
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
 from slime_embedded.hf.config import model_config
+from slime_embedded.hf.files import in_files
 from slime_embedded.hf.model import TransformersModel
-from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import state
 from slime_embedded.trainer.frozen import merged, tensors
@@ -47,7 +47,7 @@ def save(directory: Path, model: Decoder, config: ModelConfig, settings: Trainer
         shard_bytes=settings.save_shard_bytes,
     )
     if settings.lora is not None:
-        from slime_core.models.lora_files import FOLDER
+        from slime_embedded.models.lora import FOLDER
         from slime_embedded.trainer.lora import save_adapter
 
         save_adapter(directory / FOLDER, model, settings.lora, settings.hf_checkpoint)

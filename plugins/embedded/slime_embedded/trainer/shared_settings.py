@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from slime_core.checkpoint.sources import directory_of
+from slime_core.checkpoint.sources import find_source
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
 
 if TYPE_CHECKING:
-    from slime_core.models.lora import LoraSettings
+    from slime_embedded.models.lora import LoraSettings
 
 Role = Literal["actor", "critic"]
 
@@ -155,6 +156,12 @@ def common_values(args: Args, role: Role) -> dict[str, Any]:
     }
 
 
+def directory_of(path: str | Path, step: int | None = None, *, folder: str | None = None) -> str:
+    """Return the directory of the model; return `path` itself if it holds no model, which the launcher reports."""
+    found = find_source(path, step, folder=folder)
+    return str(path if found is None else found.directory)
+
+
 def _checkpoint(args: Args, path: str | None, step: int | None) -> str:
     """Return the directory of the model that a setting names; `--hf-checkpoint` if it is not given."""
     return args.hf_checkpoint if path is None else directory_of(path, step)
@@ -172,6 +179,6 @@ def _patterns(flag: str, patterns: Sequence[str] | None) -> tuple[str, ...]:
 def _lora(args: Args) -> LoraSettings | None:
     if args.lora_rank is None:
         return None
-    from slime_core.models.lora import LoraSettings
+    from slime_embedded.models.lora import LoraSettings
 
     return LoraSettings.from_args(args)

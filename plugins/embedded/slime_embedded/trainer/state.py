@@ -44,6 +44,7 @@ _TIED = "lm_head.weight"
 """Tensor that files of a tied model may have and the model has not."""
 FOLDER, _STATE, _OPTIMIZER = "trainer", "state.json", "optimizer.safetensors"
 _MASTER, REFERENCE, OLD_ACTOR = "master.safetensors", "reference.safetensors", "old_actor.safetensors"
+TEACHER = "teacher.safetensors"
 
 
 def save_model(
@@ -98,7 +99,7 @@ def load_model(
 
 
 def save_frozen(directory: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write the weights of a model that is not trained; `name` is REFERENCE or OLD_ACTOR."""
+    """Write the weights of a model that is not trained; `name` is REFERENCE, TEACHER or OLD_ACTOR."""
     _write_tensors(directory / FOLDER / name, weights)
 
 

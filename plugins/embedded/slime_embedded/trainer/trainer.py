@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 
+from slime_core import PluginOptions, options
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, TrainError, rollout_name
 from slime_core.models.config import read_hf_config
@@ -58,6 +60,13 @@ class Policy(NamedTuple):
     optimizer: FlatAdamW
 
 
+class Options(PluginOptions):
+    """`plugins.embedded.*`"""
+
+    adapter_lr: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Learning rate of each of `--lora-adapters` that has one of its own instead of `--lr`."""
+
+
 class EmbeddedTrainer:
     """The embedded `protocols.Trainer`; every data-parallel process constructs one per role and makes the same calls.
 
@@ -76,8 +85,10 @@ class EmbeddedTrainer:
         routing_replay=True,
         takes_images=True,
         takes_adapters=True,
+        moves_teacher=True,
         uses=frozenset(_USES.split()),
     )
+    Options: ClassVar[type[PluginOptions]] = Options
 
     def __init__(self, args: Args, *, role: Role = "actor") -> None:
         self.role = role
@@ -107,7 +118,7 @@ class EmbeddedTrainer:
             from slime_embedded.trainer.lora import with_adapter
 
             model = with_adapter(self.model, settings, args.seed, name)
-            self._policies[name] = Policy(model, self._new_optimizer(model, adam, schedule))
+            self._policies[name] = Policy(model, self._new_optimizer(model, adam, _schedule_of(args, name, schedule)))
         moves = bool(args.ref_update_interval)
         self._frozen = FrozenModels(settings, partial(self._load_frozen, reference_moves=moves))
         if moves:
@@ -123,7 +134,14 @@ class EmbeddedTrainer:
 
     @staticmethod
     def check_settings(settings: Settings) -> list[str]:
-        """Raise ConfigError for what several adapters exclude: a frozen copy of the actor, and the name `shared`."""
+        """Raise ConfigError for what several adapters exclude: a frozen copy of the actor, and the name `shared`.
+
+        And for learning rates of adapters that the run does not have.
+        """
+        for name in options(settings.args, "embedded", Options).adapter_lr:
+            if name not in settings.args.lora_adapters:
+                known = " ".join(settings.args.lora_adapters) or "no names"
+                raise ConfigError(f"plugins.embedded.adapter_lr: no adapter {name!r}; --lora-adapters has {known}")
         if not settings.args.lora_adapters:
             return []
         from slime_embedded.trainer.lora import SHARED
@@ -145,8 +163,8 @@ class EmbeddedTrainer:
             ConfigError: The learning rates contradict each other.
         """
         schedule = LearningRateSchedule.from_args(args, critic=self.role == "critic")
-        for optimizer in self._optimizers.values():
-            optimizer.schedule = schedule
+        for name, optimizer in self._optimizers.items():
+            optimizer.schedule = _schedule_of(args, name, schedule)
         self.settings = replace(self.settings, temperature=args.rollout_temperature)
 
     @classmethod
@@ -512,21 +530,24 @@ class EmbeddedTrainer:
         weights of each of `--lora-adapters` follow, as `adapters.NAME.<HF name>`. With `--lora-unmerged` yield the
         adapters alone.
         """
-        if self.settings.lora_unmerged:
-            from slime_embedded.models.lora_linear import served_adapters
+        unmerged = self.settings.lora_unmerged
+        if unmerged or self.settings.adapters:
+            from slime_embedded.models.lora_linear import ADAPTERS, adapted_weights, served_adapters
 
-            yield from served_adapters(self.model)
-            return
-        yield from published_weights(self.model, self.settings)
+        yield from served_adapters(self.model) if unmerged else published_weights(self.model, self.settings)
         for name in self.settings.adapters:
-            from slime_embedded.models.lora_linear import ADAPTERS, adapted_weights
-
-            for weight, merged in adapted_weights(self._policies[name].model):
-                yield f"{ADAPTERS}.{name}.{weight}", merged()
+            model = self._policies[name].model
+            merged = ((weight, merge()) for weight, merge in adapted_weights(model))
+            for weight, tensor in served_adapters(model) if unmerged else merged:
+                yield f"{ADAPTERS}.{name}.{weight}", tensor
 
     def update_reference(self) -> None:
         """Copy the actor's weights into the reference. Raises TrainError when the run has no reference."""
         self._frozen.copy(REFERENCE, self.model)
+
+    def update_teacher(self, rate: float) -> None:
+        """Move the teacher by a share of its way to the actor. Raises TrainError if the run has no fitting teacher."""
+        self._frozen.follow(self.model, rate)
 
     def update_old_actor(self) -> None:
         """Copy the actor's weights into the old actor. Raises TrainError without `--keep-old-actor`."""
@@ -586,7 +607,7 @@ class EmbeddedTrainer:
         self._frozen.load(directory, self.model)
 
     def _load_adapter(self, name: str, directory: Path) -> None:
-        from slime_core.models.lora_files import read_adapter
+        from slime_embedded.models.lora import read_adapter
         from slime_embedded.models.lora_linear import ADAPTERS, adapter_weights
 
         folder, (model, optimizer), lora = directory / ADAPTERS / name, self._policies[name], self.settings.lora
@@ -612,3 +633,9 @@ class EmbeddedTrainer:
     def close(self) -> None:
         """Leave the process group; safe to call twice. The trainer takes no steps afterwards."""
         self._parallel.close()
+
+
+def _schedule_of(args: Args, adapter: str, schedule: LearningRateSchedule) -> LearningRateSchedule:
+    """Return the schedule with the adapter's own learning rate, if it has one. Raises ConfigError as `from_args`."""
+    lr = options(args, "embedded", Options).adapter_lr.get(adapter)
+    return schedule if lr is None else LearningRateSchedule.from_args(args.model_copy(update={"lr": lr}))

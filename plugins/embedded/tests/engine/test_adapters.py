@@ -13,14 +13,13 @@ from slime_embedded import kernels
 from slime_embedded.engine.adapters import stored
 from slime_embedded.engine.core import CoreOptions, EngineCore
 from slime_embedded.engine.sequence import Sequence
+from slime_embedded.models.lora import LoraSettings, write_adapter
 from slime_embedded.models.lora_linear import adapter_weights, add_adapters
 from slime_testing_contracts.tiny import tiny_moe_model
 
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
-from slime_core.models.lora import LoraSettings
-from slime_core.models.lora_files import write_adapter
 from slime_core.weights.sync import tensor_checksum
 from tests.embedded_cores import prompts
 

@@ -16,7 +16,7 @@ from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_testing_contracts.tiny import tiny_moe_model
 from transformers import AutoModelForCausalLM
 
-from slime_core.config import Args
+from slime_core.config import Args, load_settings
 from slime_core.errors import CheckpointError, ConfigError, TrainError
 from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
@@ -302,6 +302,33 @@ def total(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tenso
 
 def of(trainer: EmbeddedTrainer, name: str) -> dict[str, torch.Tensor]:
     return adapter_weights(trainer._policies[name].model)
+
+
+def test_engines_get_every_adapter(make_args: MakeArgs) -> None:
+    trainer = EmbeddedTrainer(make_args(**TWO))
+    merged = {name for name, _ in merged_weights(trainer.model)}
+    others = {name.removeprefix("adapters.solver.") for name in weights(trainer) if name.startswith("adapters.solver.")}
+    assert others < merged
+    trainer.settings = replace(trainer.settings, lora_unmerged=True)
+    sent, scale = weights(trainer), 2.0
+    own = {"": of(trainer, ""), **{f"adapters.{name}.": of(trainer, name) for name in ("planner", "solver")}}
+    assert set(sent) == {f"{begin}{name}" for begin, part in own.items() for name in part}
+    for begin, part in own.items():
+        assert all(torch.equal(sent[f"{begin}{n}"], t * (scale if n.endswith("B") else 1)) for n, t in part.items())
+
+
+def test_an_adapter_may_have_a_learning_rate_of_its_own(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    own = {"embedded": {"adapter_lr": {"solver": 3e-3}}}
+    trainer = EmbeddedTrainer(make_args(**TWO, lr=1e-2, lr_warmup_iters=2, plugins=own))
+    batch = named(make_batch(4), "planner", "solver", None, "solver")
+    for _ in range(2):
+        trainer.train_step(batch, [[0], [1, 3], [2]], total)
+    rates = {name: optimizer.schedule.at(optimizer.steps) for name, optimizer in trainer._optimizers.items()}
+    assert rates == pytest.approx({"": 1e-2, "planner": 1e-2, "solver": 3e-3})
+    argv = ["--lora-rank", "4", "--lora-adapters", "planner", "solver"]
+    settings = load_settings([*argv, "--set", "plugins.embedded.adapter_lr={critic: 0.001}"], command="show", env={})
+    with pytest.raises(ConfigError, match="adapter_lr: no adapter 'critic'; --lora-adapters has planner solver"):
+        EmbeddedTrainer.check_settings(settings)
 
 
 def test_each_adapter_gets_the_gradient_of_its_samples(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from slime_embedded.models.logprobs import response_log_probs
+from slime_embedded.trainer.frozen import tensors
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from transformers import AutoModelForCausalLM
 
@@ -265,6 +266,29 @@ def test_a_teacher_of_another_size(make_args: MakeArgs, make_batch: MakeBatch, m
     trainer.train_step(batch, [[0, 1, 2, 3, 4]], weighted_loss(batch))
     after = trainer.log_probs(batch, [[3, 0], [1, 2, 4]], role="teacher")
     assert torch.equal(torch.cat(before), torch.cat(after))
+
+
+def test_a_teacher_follows_and_is_resumed(
+    make_args: MakeArgs, make_batch: MakeBatch, make_model: Callable[..., Path], model_dir: Path, tmp_path: Path
+) -> None:
+    flags = {"use_opd": True, "opd_type": "local", "opd_teacher_load": str(model_dir)}
+    trainer = EmbeddedTrainer(make_args(**flags))
+    before = {name: tensor.clone() for name, tensor in trainer.named_weights()}
+    with torch.no_grad():
+        for _, tensor in trainer.named_weights():
+            tensor += torch.randn_like(tensor)
+    trainer.update_teacher(0.25)
+    trainer.update_teacher(0.5)
+    teacher = tensors(trainer._frozen["teacher"])
+    for name, tensor in trainer.named_weights():  # 0.75 * 0.5 of the first weights are left
+        torch.testing.assert_close(teacher[name], 0.375 * before[name] + 0.625 * tensor, rtol=1e-6, atol=1e-6)
+    trainer.save(tmp_path / "commit")
+    resumed = EmbeddedTrainer(make_args(**flags))
+    resumed.load(tmp_path / "commit")
+    assert all(torch.equal(tensor, teacher[name]) for name, tensor in tensors(resumed._frozen["teacher"]).items())
+    small = make_model("small", seed=7, hidden_size=16, num_hidden_layers=1, tie_word_embeddings=False)
+    with pytest.raises(TrainError, match=r"small: a teacher that follows the actor has its tensors, and .* differ"):
+        EmbeddedTrainer(make_args(**{**flags, "opd_teacher_load": str(small)})).update_teacher(0.1)
 
 
 def test_a_teacher_that_does_not_know_every_token(

@@ -38,6 +38,8 @@ class Options(PluginOptions):
     """All other tokens: estimated by the sampled token without bias, one token together, or left out."""
     coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the divergence in the loss, beside the policy loss."""
+    teacher_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the way to the actor's weights that the trainer's teacher moves before each rollout is trained on."""
     turn_weights: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (1.0,)
     """Weight of the first turn, the second, ...; further turns have the last weight."""
     first_turns: Annotated[int, Field(ge=1)] | None = None

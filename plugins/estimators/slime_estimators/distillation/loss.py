@@ -12,13 +12,21 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from slime_core import Args, PluginOptions, TrainBatch, options
+from slime_core import Args, PluginOptions, TrainBatch, options, resolve
 from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.loss import MakeReducer, PolicyLoss
 from slime_core.learning.tensors import Column, Denominators, TrainTensors
 from slime_core.ops import weighted_sum
-from slime_core.protocols import AdvantageEstimator, LossFn, LossInputs, MicroBatchOutput, Trainer
+from slime_core.protocols import (
+    AdvantageEstimator,
+    LossFn,
+    LossInputs,
+    MicroBatchOutput,
+    Trainer,
+    TrainerTraits,
+    traits_of,
+)
 from slime_estimators.distillation import TURN_WEIGHTS, Options, unpack_likeliest
 from slime_estimators.distillation.divergence import estimate
 
@@ -59,6 +67,7 @@ class Distillation(PolicyLoss):
         if chosen.top_k and (args.use_sampling_mask or args.true_on_policy_mode):
             other = settings.cite("use_sampling_mask" if args.use_sampling_mask else "true_on_policy_mode")
             raise ConfigError(f"{other}: plugins.distillation.top_k {chosen.top_k} compares whole distributions; use 0")
+        _check_teacher_rate(settings, chosen.teacher_rate)
         if not settings.is_given("opd_kl_coef"):
             settings.derive("opd_kl_coef", 0.0, "loss_type")
             return []
@@ -69,7 +78,10 @@ class Distillation(PolicyLoss):
         self, trainer: Trainer, batch: TrainBatch, micro_batches: list[list[int]], *, role: Literal["actor", "teacher"]
     ) -> Column:
         """Return the log-probs, and keep those of the teacher's likeliest tokens; see `Loss.teacher_log_probs`."""
-        number = self.chosen.top_k
+        number, rate = self.chosen.top_k, self.chosen.teacher_rate
+        if rate:
+            mover: Any = trainer
+            mover.update_teacher(rate)
         if not number:
             return super().teacher_log_probs(trainer, batch, micro_batches, role=role)
         if not hasattr(trainer, "over_logits"):
@@ -174,6 +186,19 @@ class Distillation(PolicyLoss):
                 weight = chosen.turn_weights[min(number, last)] * (1.0 if own is None else float(own[number]))
                 part[turn.first : turn.last] = weight if depth is None or number < depth else 0.0
         return parts
+
+
+def _check_teacher_rate(settings: Any, rate: float) -> None:
+    """Raise ConfigError if the teacher is none that the trainer can move."""
+    args, cited = settings.args, f"plugins.distillation.teacher_rate {rate:g}"
+    if not rate:
+        return
+    if not args.opd_teacher_load:
+        raise ConfigError(f"{cited} moves a teacher in the trainer; type --opd-type local --opd-teacher-load DIR")
+    if args.lora_rank:
+        raise ConfigError(f"{cited}: with {settings.cite('lora_rank')} the teacher is the base; remove one of the two")
+    if not traits_of(resolve("trainers", args.train_backend).obj, TrainerTraits).moves_teacher:
+        raise ConfigError(f"{cited}: {settings.cite('train_backend')} keeps its teacher; use embedded, or remove it")
 
 
 def _given(batch: TrainBatch, position: int) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from slime_core import Args, GenerateContext, PluginOptions, Sample, SampleStatu
 from slime_core.errors import ConfigError
 from slime_generators.multi_turn import Observations
 from slime_generators.search.corpus import check_corpus, search_corpus
-from slime_generators.search.documents import Document
-from slime_generators.search.server import search_server
+from slime_generators.search.documents import Document, search_server
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"search": counts and seconds}."""

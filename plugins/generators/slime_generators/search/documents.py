@@ -1,10 +1,21 @@
-"""Documents, read from the formats of corpora and servers."""
+"""Documents, read from the formats of corpora and servers, and from a server that answers as Search-R1's.
+
+    POST URL {"queries": [q], "topk": k, "return_scores": true}
+         <-  {"result": [[{"document": {"contents": ...}, "score": s}, ...]]}      or documents without scores
+
+A server that refuses or is slow does not fail the sample: the model reads an error, which the metadata counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from slime_rewards.remote import JsonClient
+
+from slime_core.errors import PluginError
 
 
 @dataclass(frozen=True)
@@ -35,3 +46,29 @@ def read_document(row: Any) -> Document:
                 return Document(first.strip('"'), rest)
             return Document("", row["contents"])
     raise ValueError(f"a document needs 'contents' or 'text', a string; got {row!r:.80}")
+
+
+@lru_cache
+def _client(connections: int, attempts: int) -> JsonClient:
+    return JsonClient(connections=connections, attempts=attempts)
+
+
+async def search_server(
+    url: str, query: str, top_k: int, *, timeout: float, connections: int, attempts: int
+) -> list[Document] | str:
+    """Documents, best first; or an error for the model to read."""
+    body = {"queries": [query], "topk": top_k, "return_scores": True}
+    try:
+        answer = await _client(connections, attempts).post(url, body, timeout=timeout)
+        return read_answer(answer)[:top_k]
+    except (PluginError, ValueError) as error:
+        return f"error: the search failed: {error}"
+
+
+def read_answer(answer: Any) -> list[Document]:
+    """Documents of the first query. Raises ValueError: it has another form."""
+    try:
+        found = answer["result"][0]
+        return [read_document(each.get("document", each)) for each in found]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"the answer is not {{'result': [[document, ...]]}}: {answer!r:.80}") from error

@@ -19,9 +19,8 @@ from typing import Any
 from slime_core import Args, GenerateContext, Sample, SampleStatus
 from slime_core.tools import ParsedTurn
 from slime_generators.multi_turn import finished_turns, turn_tokens
-from slime_generators.tool_use.answers import answers
 from slime_generators.tool_use.conversation import Conversation
-from slime_generators.tool_use.running import ToolResult, call_tool
+from slime_generators.tool_use.running import ToolResult, answers, call_tool
 from slime_generators.tool_use.settings import Options, Settings
 
 __all__ = ["Options", "ToolResult", "call_tool", "generate"]

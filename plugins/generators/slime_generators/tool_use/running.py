@@ -18,11 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slime_core.tools import Tool, json_text
+from slime_core import Args, Sample
+from slime_core.tools import IllFormedCall, ParsedTurn, Tool, ToolCall, call_problem, json_text
 from slime_core.waits import Overdue, by_deadline, loop_turn, waiting
+from slime_generators.tool_use.settings import Settings
 
 if TYPE_CHECKING:
     from slime_core import Args
+
 
 MAX_LEFT_BEHIND = 256
 """Maximum number of threads that run past their deadline; at this number, no further thread is started."""
@@ -139,3 +142,44 @@ def _as_text(value: Any) -> str:
 def _encodable(text: str) -> str:
     """Return the text without lone surrogates, which tokenizers do not accept."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+STATS = "tool_stats"
+"""Key of the sample's metadata: {tool: {"calls", "errors", "seconds"}}."""
+UNKNOWN, ILL_FORMED = "unknown", "ill_formed"
+"""Names in the counts for calls of unknown tools, and for calls that cannot be parsed."""
+
+
+async def answers(args: Args, sample: Sample, turn: ParsedTurn, settings: Settings) -> list[ToolResult]:
+    """Run the calls of the turn concurrently and return one result per call."""
+    called = turn.attempts[: settings.max_calls_per_turn]
+    results = list(await asyncio.gather(*(_answered(args, sample, attempt, settings) for attempt in called)))
+    dropped = len(turn.attempts) - len(called)
+    text = error_text(f"not called: a turn may have {settings.max_calls_per_turn} calls")
+    results += [ToolResult(text, True, 0.0)] * dropped
+    for attempt, result in zip(turn.attempts, results):
+        _count(sample, _name_of(attempt, settings), result)
+    return results
+
+
+async def _answered(args: Args, sample: Sample, attempt: ToolCall | IllFormedCall, settings: Settings) -> ToolResult:
+    if isinstance(attempt, IllFormedCall):
+        return ToolResult(error_text(f"the call cannot be read: {attempt.problem}"), True, 0.0)
+    problem = call_problem(attempt, settings.schemas)
+    if problem is not None or isinstance(attempt.arguments, str):
+        return ToolResult(error_text(problem or "arguments must be named"), True, 0.0)
+    tool = settings.tools[attempt.name]
+    return await call_tool(tool, attempt.arguments, deadline=settings.tool_timeout, args=args, sample=sample)
+
+
+def _name_of(attempt: ToolCall | IllFormedCall, settings: Settings) -> str:
+    if isinstance(attempt, IllFormedCall):
+        return ILL_FORMED
+    return attempt.name if attempt.name in settings.tools else UNKNOWN
+
+
+def _count(sample: Sample, name: str, result: ToolResult) -> None:
+    stats = sample.metadata.setdefault(STATS, {}).setdefault(name, {"calls": 0, "errors": 0, "seconds": 0.0})
+    stats["calls"] += 1
+    stats["errors"] += int(result.failed)
+    stats["seconds"] += result.seconds

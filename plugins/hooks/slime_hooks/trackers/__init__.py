@@ -47,9 +47,9 @@ class _Kind(NamedTuple):
 _KINDS = {
     "tensorboard": _Kind("tensorboard", "slime_hooks.trackers.tensorboard:TensorBoard", "--use-tensorboard"),
     "wandb": _Kind("wandb", "slime_hooks.trackers.wandb:Wandb", "--use-wandb"),
-    "mlflow": _Kind("mlflow", "slime_hooks.trackers.mlflow:MLflow", ""),
-    "trackio": _Kind("trackio", "slime_hooks.trackers.trackio:Trackio", ""),
-    "prometheus": _Kind("prometheus_client", "slime_hooks.trackers.prometheus:Prometheus", ""),
+    "mlflow": _Kind("mlflow", "slime_hooks.trackers.libraries:MLflow", ""),
+    "trackio": _Kind("trackio", "slime_hooks.trackers.libraries:Trackio", ""),
+    "prometheus": _Kind("prometheus_client", "slime_hooks.trackers.libraries:Prometheus", ""),
     "otel": _Kind("opentelemetry.sdk", "slime_hooks.trackers.otel:OpenTelemetry", ""),
 }
 

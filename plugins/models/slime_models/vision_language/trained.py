@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from slime_embedded.hf.files import places
 from slime_embedded.hf.model import load_transformers
-from slime_embedded.hf.places import places
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.routing import Routing
 from torch import nn

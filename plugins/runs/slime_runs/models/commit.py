@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from slime_embedded.hf.config import model_config
+from slime_embedded.hf.files import in_files
 from slime_embedded.hf.model import TransformersModel
-from slime_embedded.hf.places import in_files
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.lora import CONFIG, FOLDER, LoraSettings, read_adapter
 from slime_embedded.models.lora_linear import ADAPTERS, adapter_weights, add_adapters, merged_weights
 from slime_embedded.trainer.state import load_model
 
@@ -24,8 +25,6 @@ from slime_core.checkpoint.store import find, read_state
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_json, read_weights
-from slime_core.models.lora import LoraSettings
-from slime_core.models.lora_files import CONFIG, FOLDER, read_adapter
 from slime_runs.index import Filter
 from slime_runs.run import Run
 

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from slime_embedded.models.lora import CONFIG
+from slime_embedded.models.lora import WEIGHTS as ADAPTER
 
 from slime_core.distributions import BUNDLE
 from slime_core.errors import ConfigError, SlimeError
-from slime_core.models.hf_io import copy_assets, copy_model, read_json, write_config, write_weights
-from slime_core.models.lora_files import CONFIG
-from slime_core.models.lora_files import WEIGHTS as ADAPTER
+from slime_core.models.hf_io import copy_assets, read_json, write_config, write_weights
 from slime_runs.models.commit import Commit, logits_of
 from slime_runs.new_directory import check_new, new_directory
+from slime_runs.save_hf import copy_model
 
 GGUF = "model.gguf"
 _LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}

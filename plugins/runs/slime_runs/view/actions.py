@@ -24,6 +24,7 @@ from slime_serving.http.threads import DeadlineThreads
 from slime_core.data.dumps import to_json
 from slime_core.text import plain
 from slime_core.workers.process import Guarded, python
+from slime_runs.notes import LONGEST
 from slime_runs.numbering import shown_number
 from slime_runs.run import StoredSample
 from slime_runs.view.sample_page import tokens_of
@@ -31,8 +32,8 @@ from slime_runs.view.samples_page import parts_of
 from slime_runs.view.watched import WatchedRun
 
 _DEADLINE_S = 600.0
-_LONGEST = 4000
-"""Limit on the characters of an error."""
+_LONGEST_ERROR = 4000
+"""Characters of an error."""
 _CONFIG = "config.yaml"
 
 
@@ -69,6 +70,13 @@ class ScoreBody(Place):
     """Reward as a name, pkg.mod:attr or file.py."""
     seen: str | None = None
     """State of the reward's file whose scores the page already has."""
+
+
+class NoteBody(Body):
+    """The user's note on a run."""
+
+    run: str = "."
+    text: Annotated[str, Field(max_length=LONGEST)]
 
 
 class Actions:
@@ -157,7 +165,7 @@ def _said(err: Path) -> str:
     """Return the error without the messages before it."""
     text = err.read_text(encoding="utf-8", errors="replace")
     at = text.rfind("slime: error: ")
-    return plain(text[at + len("slime: error: ") :] if at >= 0 else text[-_LONGEST:], _LONGEST).strip()
+    return plain(text[at + len("slime: error: ") :] if at >= 0 else text[-_LONGEST_ERROR:], _LONGEST_ERROR).strip()
 
 
 def _again(run: WatchedRun, stored: StoredSample, told: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +182,7 @@ def _outcome(one: dict[str, Any]) -> dict[str, Any]:
     error = one["error"]
     return {
         "sample_index": one["index"], "old": parts_of(one["old"]), "new": parts_of(one["new"]),
-        "error": None if error is None else plain(error, _LONGEST), "answer": plain(one["response"], 300),
+        "error": None if error is None else plain(error, _LONGEST_ERROR), "answer": plain(one["response"], 300),
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """`slime view RUN_OR_DIR` (look at a run): show runs in the browser, down to a token, live or ended.
 
-A page on this machine, behind a token; it reads the run directories and changes nothing in them. On this machine's own
-address it also generates samples again and scores them with another reward. SIGTERM and ctrl-C end it cleanly.
+A page on this machine, behind a token; it reads the run directories. On this machine's own address it also writes the
+user's notes, generates samples again and scores them with another reward. SIGTERM and ctrl-C end it cleanly.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ def run(namespace: argparse.Namespace) -> int:
 
     from slime_serving.http.guard import Access, is_local
 
-    from slime_runs.view.server import make_app
+    from slime_runs.view.server import make_app, warn_if_unbuilt
 
     # A page about a long run makes many rows; at Python's 700 the collector takes half of the answer.
     gc.set_threshold(50_000, 20, 10)
     hosts = {name.strip().lower() for name in (namespace.allowed_hosts or "").split(",") if name.strip()}
     # A page that gives its own name to this machine's address does not have the token.
     access = Access(hosts=frozenset(hosts | ({"*"} if not is_local(namespace.host) else set())))
+    warn_if_unbuilt()
     app = make_app(Path(namespace.path), access, acts=is_local(namespace.host))
     return asyncio.run(_serve(app, namespace.host, namespace.port, secrets.token_urlsafe(24), namespace.path))
 

@@ -31,11 +31,13 @@ def run(namespace: argparse.Namespace) -> int:
     """Write the file. Raises RunError, ConfigError."""
     from slime_core.errors import ConfigError
     from slime_runs.view.report import is_report, report
+    from slime_runs.view.server import warn_if_unbuilt
     from slime_runs.view.watched import WatchedRun
 
     output = Path(namespace.output or "report.html")
     if output.exists() and not (output.is_file() and is_report(output)):
         raise ConfigError(f"{output} is there already and is no report of slime's; name another file with --output")
+    warn_if_unbuilt()
     text = report(WatchedRun(namespace.run), namespace.rollouts, namespace.samples)
     output.write_text(text, encoding="utf-8")
     size = len(text.encode())

@@ -45,7 +45,7 @@ def runs(watched: Mapping[str, WatchedRun]) -> dict[str, Any]:
 
 _NOTHING: dict[str, Any] = {
     "state": "unreadable", "began": None, "changed": None, "done": 0, "of": None, "model": None, "reward": None,
-    "curve": [], "evaluations": {}, "incidents": 0, "shadowed": False, "last_rollout": None,
+    "curve": [], "evaluations": {}, "incidents": 0, "shadowed": False, "last_rollout": None, "note": "",
 }  # fmt: skip
 """Facts of a run that cannot be read."""
 
@@ -70,6 +70,7 @@ def _facts(run: WatchedRun) -> dict[str, Any]:
         "evaluations": {name: [found[0][1], found[-1][1]] for name, found in evaluations(metrics).items() if found}
         or {name: [value, value] for name, value in run.scores().items()},
         "incidents": len(run.incidents()),
+        "note": run.note(),
         "shadowed": any(name.startswith("shadow_") and value[0] for name, value in settings.items()),
         "last_rollout": next((rollout for rollout, evaluation in kept if not evaluation), None),
     }

@@ -1,17 +1,18 @@
-"""The pages and their JSON over HTTP; nothing here writes into a run.
+"""The pages and their JSON over HTTP; nothing but the user's note is written into a run.
 
     GET /            the page; its scripts ask for the rest
     GET /static/...  scripts and styles: `built/`, which `make view-assets` makes, or else the sources in `page/`
     GET /api/...     JSON of `run_pages`, `samples_page`, `sample_page`
     GET /rendered    a renderer's output for a sample
     GET /trace       the Perfetto trace of `slime train --profile`
-    POST /api/...    the actions of `actions`
+    POST /api/...    the actions of `actions`, and the note
 
 A run is named by its path below the served directory ("." is the directory itself).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -32,12 +33,15 @@ from slime_serving.http.threads import DeadlineThreads
 
 from slime_core.data.ledger_files import open_regular
 from slime_runs.index import Filter
+from slime_runs.notes import write_note
 from slime_runs.run import PROFILE, RunError, StoredSample, find_runs, is_run
 from slime_runs.view import run_pages, sample_page, samples_page
 from slime_runs.view.access import RENDERED_POLICY
-from slime_runs.view.actions import Actions, Number, Place, ResampleBody, ScoreBody
+from slime_runs.view.actions import Actions, NoteBody, Number, Place, ResampleBody, ScoreBody
 from slime_runs.view.renderers import RendererError, render
 from slime_runs.view.watched import UnreadableError, WatchedRun, readable
+
+logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 _LOOK_AGAIN = 2.0
@@ -86,6 +90,15 @@ def static_folder() -> Path:
     """Return the folder of the page's scripts."""
     built = HERE / "built"
     return built if (built / "main.js").is_file() else HERE / "page"
+
+
+def warn_if_unbuilt() -> None:
+    """Log a warning if the scripts are not built: pip builds a wheel of a checkout without them, and says nothing."""
+    if static_folder().name != "built":
+        logger.warning(
+            "curves have no zoom, since the page's scripts were not built. Install a wheel of a release; in a checkout"
+            " with Node: make view-assets, then install again"
+        )
 
 
 def make_app(top: Path, access: Access | None = None, *, acts: bool = True) -> FastAPI:
@@ -266,10 +279,14 @@ def _add_actions(app: FastAPI, found: Runs, threads: DeadlineThreads, acts: bool
     actions = Actions(threads)
     app.router.route_class = JsonRoute
 
+    def check_acts() -> None:
+        """Raise Refused unless requests may change something or start processes."""
+        if not acts:
+            raise Refused(403, "notes and processes are for this machine's own address alone: leave out --host")
+
     async def stored(place: Place, *, group: bool) -> list[StoredSample]:
         """Return the sample, and with `group` its siblings, too. Raises Refused, RunError."""
-        if not acts:
-            raise Refused(403, "what starts processes is served on this machine's own address alone: leave out --host")
+        check_acts()
         wanted = Filter(
             rollout=place.rollout, data_set=place.data_set, group_index=place.group, sample_index=place.sample,
             part=place.part,
@@ -287,6 +304,17 @@ def _add_actions(app: FastAPI, found: Runs, threads: DeadlineThreads, acts: bool
                 )
 
         return await threads.call("reading the sample", work)
+
+    @app.post("/api/note")
+    async def note(body: NoteBody) -> Response:
+        check_acts()
+
+        def work() -> str:
+            run = found[body.run]
+            write_note(run.path, body.text)
+            return run.note()
+
+        return json_response({"note": await threads.call("writing the note", work)})
 
     @app.post("/api/resample")
     async def resample(request: Request, body: ResampleBody) -> Response:

@@ -22,6 +22,7 @@ from slime_runs import Run
 from slime_runs.files import FOLDER, Row, parsed_lines, shadow_name, whole_lines
 from slime_runs.index import Filter, Index, Key
 from slime_runs.ledger import LedgerIndex
+from slime_runs.notes import FILE as NOTE
 from slime_runs.run import RunError, by_step
 from slime_runs.timeline import FILE as TIMELINE
 from slime_runs.trace import TraceIndex
@@ -112,7 +113,7 @@ class WatchedRun(Run):
 
     def stamp(self) -> str:
         """Return a text that changes when there is new data."""
-        names = ("metrics.jsonl", "incidents.jsonl", "events.jsonl", "summary.json", "stalls", FOLDER)
+        names = ("metrics.jsonl", "incidents.jsonl", "events.jsonl", "summary.json", "stalls", NOTE, FOLDER)
         return orjson.dumps([self.state(), *(stamp(self.path / name) for name in names)]).decode()
 
 

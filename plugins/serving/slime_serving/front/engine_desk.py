@@ -27,8 +27,8 @@ from slime_serving.front.answer import Answer, LiveText, Piece, TurnReader, call
 from slime_serving.front.app import add_front
 from slime_serving.front.prompts import allowed_kwargs, check_conversation, quoted, render
 from slime_serving.front.wanted import Conversations, Wanted
+from slime_serving.http.bodies import check_text
 from slime_serving.http.errors import BadRequest, Refused, shown
-from slime_serving.http.limits import check_text
 from slime_serving.http.threads import DeadlineThreads
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from slime_core.data.tokenizer import quoted_messages, render_messages
 from slime_core.errors import DataError
 from slime_core.protocols import Args
 from slime_serving.front.wanted import Message, Wanted
+from slime_serving.http.bodies import check_text
 from slime_serving.http.errors import BadRequest, unknown
-from slime_serving.http.limits import check_text
 
 
 def check_conversation(wanted: Wanted, context: int) -> None:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from slime_serving.http.errors import shown, unknown
+from slime_serving.http.errors import BadRequest, shown, unknown
 
 _DEEPEST = 64
 """Maximum nesting of objects and lists; schemas of tools are the deepest in practice."""
@@ -187,3 +187,27 @@ def _counted(body: bytes, most_values: int) -> tuple[int, int]:
         sum(int(np.count_nonzero((read == ord(mark)) & outside)) for mark in marks) for marks in _MARKS
     )
     return containers, others
+
+
+MOST_ANSWERS = 1024
+"""Answers of one request: prompts times `n`."""
+MOST_AT_ONCE = 64
+"""Answers of one request that the engine makes at a time: others' requests come between those that wait."""
+CHARACTERS_PER_TOKEN = 8
+"""Characters that a prompt may have per token of the context: text has about four per token, code and white space up to
+eight; what has more would not fit once it is tokenised."""
+_LEAST = 1 << 14
+"""Characters that are taken in any case: tokenising them costs nothing, and the message about ids is the better one."""
+
+
+def check_text(characters: int, context: int, what: str) -> None:
+    """Raise BadRequest for text that cannot fit into the context.
+
+    Args:
+        characters: Of the prompt.
+        context: Tokens.
+        what: What has so many, for the message.
+    """
+    allowed = max(CHARACTERS_PER_TOKEN * context, _LEAST)
+    if characters > allowed:
+        raise BadRequest(f"{what} has {characters} characters; allowed: {allowed}, for a context of {context} tokens")

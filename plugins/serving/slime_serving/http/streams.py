@@ -15,8 +15,8 @@ import orjson
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
+from slime_serving.http.bodies import MOST_AT_ONCE
 from slime_serving.http.errors import ClientGone
-from slime_serving.http.limits import MOST_AT_ONCE
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"

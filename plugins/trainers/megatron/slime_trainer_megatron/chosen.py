@@ -6,8 +6,9 @@ ranks agree without a word between them. Imports no Megatron.
 
 from __future__ import annotations
 
+from slime_embedded.models.lora import is_projection, module_of
+
 from slime_core.errors import ConfigError
-from slime_core.models.lora import is_projection, module_of
 from slime_trainer_megatron.families.family import MegatronModel, places
 from slime_trainer_megatron.settings import MegatronSettings
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from slime_embedded.trainer.torchrun import join_peers, pick_device
+from slime_embedded.trainer.parallel import join_peers, pick_device
 
 from slime_core.errors import ConfigError
 from slime_core.launch.ranks import env_int

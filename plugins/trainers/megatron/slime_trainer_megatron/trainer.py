@@ -32,7 +32,7 @@ from slime_trainer_megatron.checks import check_run
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.families.family import load_megatron_model
 from slime_trainer_megatron.families.shape import decoder_shape, routed_layers
-from slime_trainer_megatron.hooks import HOOK_SETTINGS, STORE_PREFIXES, model_provider
+from slime_trainer_megatron.hookspecs import HOOK_SETTINGS, STORE_PREFIXES, model_provider
 from slime_trainer_megatron.installed import missing
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.process_groups import ProcessGroups

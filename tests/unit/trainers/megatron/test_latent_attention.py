@@ -13,7 +13,7 @@ def attention(q_lora_rank: int | None = 12, **params: Any) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import MLATransformerConfig, ModuleSpec, build_module
     from slime_trainer_megatron.model.attention import CoreAttention
-    from slime_trainer_megatron.model.norms import RMSNorm
+    from slime_trainer_megatron.model.specs import RMSNorm
 
     config = MLATransformerConfig(
         num_layers=1, hidden_size=16, num_attention_heads=2, q_lora_rank=q_lora_rank, kv_lora_rank=10, qk_head_dim=8,

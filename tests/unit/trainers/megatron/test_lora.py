@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from slime_embedded.models.lora import LoraSettings
 from slime_embedded.trainer.trainer import EmbeddedTrainer
-from slime_trainer_megatron.model.norms import RMSNorm
+from slime_trainer_megatron.model.specs import RMSNorm
 from slime_trainer_megatron.trainer import MegatronTrainer
 from slime_trainer_megatron.weights.lora import Adapters, _normed
 from transformers import AutoModelForCausalLM
 
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.models.lora import LoraSettings
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.lora_jobs import LORA
 from tests.megatron_models import save_tiny

@@ -13,8 +13,7 @@ from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.model.build import ValueHead, build_model
-from slime_trainer_megatron.model.norms import RMSNorm
-from slime_trainer_megatron.model.specs import block_spec
+from slime_trainer_megatron.model.specs import RMSNorm, block_spec
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.weights.weights_in import load_hf
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
-from slime_trainer_megatron.model.norms import RMSNorm
+from slime_trainer_megatron.model.specs import RMSNorm
 
 from slime_core.errors import ConfigError
 

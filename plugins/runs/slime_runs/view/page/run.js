@@ -1,6 +1,6 @@
 // One run: its few important numbers, curves, incidents, evaluations, samples, rollouts, settings, plugins.
 
-import { ask, isReport, link, query } from "./api.js";
+import { ask, isReport, link, query, tell } from "./api.js";
 import { curves } from "./curves.js";
 import { bytes, card, empty, h, json, number, percent, renew, rolloutNumber, rowsOf, runName, seconds, signed, table, walker } from "./dom.js";
 import { state } from "./runs.js";
@@ -28,7 +28,7 @@ export async function runPage(asked) {
   });
   const head = h("div", facts(found, run, panel.of(run)));
   const below = h("div", parts(found, run));
-  const view = h("div", head, Object.keys(found.curves).length ? panel.view : null, below);
+  const view = h("div", head, note(found, run), Object.keys(found.curves).length ? panel.view : null, below);
   return {
     title: runName(run, found.path),
     path: found.path,
@@ -57,6 +57,24 @@ function facts(found, run, data) {
     evaluation(found.evaluation),
     waiting(found.waits, found.state),
   ];
+}
+
+// The user's note, which is not made again while it is written.
+function note(found, run) {
+  if (isReport) return found.note ? h("p.note", found.note) : null;
+  const said = h("span.dim", { role: "status" });
+  const text = h("textarea", { rows: 2, maxlength: 10000 });
+  text.value = found.note;
+  async function save(event) {
+    event.preventDefault();
+    try {
+      text.value = (await tell("note", { run, text: text.value })).note;
+      said.replaceChildren("saved");
+    } catch (error) {
+      said.replaceChildren(h("span.bad", { role: "alert" }, error.message));
+    }
+  }
+  return h("form.controls", { onsubmit: save, oninput: () => said.replaceChildren() }, h("label.note", "Note", text), h("button", "Save"), said);
 }
 
 // The numbers that matter, as cards.

@@ -62,7 +62,7 @@ export async function runsPage(asked) {
       "tr.row",
       { "data-address": open, onclick: (event) => event.target.closest("a, input") || (location.hash = open) },
       h("td", box),
-      h("td.title", h("a", { href: open }, runName(run.run, run.path))),
+      h("td.title", h("a", { href: open }, runName(run.run, run.path)), run.note ? h("div.note", run.note) : null),
       h("td.short", state(run.state), run.incidents ? h("div.bad", `${run.incidents} ${run.incidents === 1 ? "incident" : "incidents"}`) : ""),
       h("td.opt.short", run.began === null ? "" : new Date(1000 * run.began).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" })),
       h("td.num.opt", seconds(took(run))),

@@ -36,7 +36,7 @@ def check_named_family(args: Args, given: Mapping[str, Entry]) -> None:
 
 def _named_families(args: Args, given: Mapping[str, Entry]) -> Iterator[tuple[str, list[str]]]:
     """Yield the statement of a model, as messages cite it, and the families that the statement fits."""
-    from slime_core.config.load import named_models
+    from slime_core.distributions import entry_points
     from slime_trainer_megatron.arguments.flag_names import SPEC_FAMILIES, TAKEN_SPECS
     from slime_trainer_megatron.arguments.flags import flag_list, shown
 
@@ -48,7 +48,10 @@ def _named_families(args: Args, given: Mapping[str, Entry]) -> Iterator[tuple[st
         return
     flags = flag_list().by_name
     same = {}
-    for name, model in named_models(()).items():
+    models = {
+        name: model for _, entry, _ in entry_points("slime.named_models") for name, model in entry.load()().items()
+    }
+    for name, model in models.items():
         stated = {flags[flag.replace("-", "_")].dest: value for flag, value in model.flags().items()}
         numbers = {key: value for key, value in stated.items() if type(value) in (int, float)}
         if stated.keys() <= given.keys() and all(given[key].value == value for key, value in numbers.items()):

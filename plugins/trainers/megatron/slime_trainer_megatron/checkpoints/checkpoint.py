@@ -1,6 +1,6 @@
 """Files of a Megatron trainer's checkpoint: what `MegatronTrainer.save` writes and `load` reads back.
 
-    DIR/model*.safetensors, config.json, tokenizer files   an HF-layout model (`hf_export.py`)
+    DIR/model*.safetensors, config.json, tokenizer files   an HF-layout model (`weights_out.py`)
     DIR/trainer/state.json               counters, schedule, number of processes
     DIR/trainer/rng_<rank>.json          random states of each process
     DIR/trainer/model/                   weights as trained, by megatron.core.dist_checkpointing
@@ -41,9 +41,9 @@ from slime_trainer_megatron.checkpoints.lora_checkpoint import (
     save_adapters,
     sharded_adapters,
 )
-from slime_trainer_megatron.weights.hf_export import export_hf
 from slime_trainer_megatron.weights.load_model import load_weights
 from slime_trainer_megatron.weights.parameters import gathered
+from slime_trainer_megatron.weights.weights_out import export_hf
 
 if TYPE_CHECKING:
     from slime_trainer_megatron.trainer import MegatronTrainer

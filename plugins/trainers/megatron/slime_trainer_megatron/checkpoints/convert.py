@@ -36,9 +36,8 @@ from slime_trainer_megatron.installed import check_version
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.model.build import build_model
 from slime_trainer_megatron.process_groups import ProcessGroups
-from slime_trainer_megatron.weights.hf_export import export_hf
 from slime_trainer_megatron.weights.weights_in import load_hf
-from slime_trainer_megatron.weights.weights_out import hf_weights
+from slime_trainer_megatron.weights.weights_out import export_hf, hf_weights
 
 _EIGHT_BIT = "bfloat16"
 """Dtype of dequantised block-quantised weights if config.json has no dtype."""

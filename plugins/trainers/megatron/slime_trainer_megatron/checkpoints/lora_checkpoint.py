@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
+from slime_embedded.models.lora import FOLDER, read_adapter, same_weight, write_adapter
 
 from slime_core.errors import CheckpointError
 from slime_core.models.hf_io import weight_files
-from slime_core.models.lora import same_weight
-from slime_core.models.lora_files import FOLDER, read_adapter, write_adapter
 from slime_trainer_megatron.checkpoints.dist_checkpoint import load_parts
 from slime_trainer_megatron.families.family import places
 from slime_trainer_megatron.families.weight_map import Gated, GatedFused

@@ -11,7 +11,10 @@ import copy
 from typing import Any
 
 import torch
+from slime_embedded.models.lean_autograd import rms_norm
+from torch import nn
 
+from slime_core.errors import ConfigError
 from slime_trainer_megatron.families.family import MegatronModel
 
 NORMS = ("input_layernorm", "pre_mlp_layernorm", "q_layernorm", "k_layernorm", "kv_layernorm")
@@ -43,7 +46,7 @@ def block_spec(config: Any, model: MegatronModel, *, device: torch.device, vp_st
     # Layers of one kind share their spec, and a family may change one of them.
     layers = [copy.deepcopy(spec) for spec in block.layer_specs]
     if not engine:
-        from slime_trainer_megatron.model.norms import RMSNorm
+        from slime_trainer_megatron.model.specs import RMSNorm
 
         block.layer_norm = RMSNorm
         layers = [_on_torch(spec) for spec in layers]
@@ -66,7 +69,7 @@ def _on_torch(spec: Any) -> Any:
     from megatron.core.transformer.identity_op import IdentityOp
 
     from slime_trainer_megatron.model.attention import CoreAttention
-    from slime_trainer_megatron.model.norms import RMSNorm
+    from slime_trainer_megatron.model.specs import RMSNorm
 
     attention = spec.submodules.self_attention.submodules
     for owner in (spec.submodules, attention):
@@ -75,3 +78,35 @@ def _on_torch(spec: Any) -> Any:
                 setattr(owner, name, RMSNorm)
     attention.core_attention = CoreAttention
     return spec
+
+
+class RMSNorm(nn.Module):
+    """Built by Megatron, which gives these arguments and others that a plain norm has no use for.
+
+    Args:
+        config: The `TransformerConfig`.
+        hidden_size: Of the last axis.
+        eps: Added to the mean square.
+
+    Raises:
+        ConfigError: The model has another kind of norm.
+    """
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        if config.normalization != "RMSNorm":
+            raise ConfigError(
+                f"--normalization {config.normalization}: without Transformer Engine only RMSNorm is supported"
+            )
+        self.eps = eps
+        self.zero_centered: bool = config.layernorm_zero_centered_gamma
+        """The weight is stored minus one."""
+        fill = torch.zeros if self.zero_centered else torch.ones
+        self.weight = nn.Parameter(fill(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., hidden_size] -> the same."""
+        # In float32: next to one, bfloat16 would round most of a weight away.
+        weight = self.weight.float() + 1 if self.zero_centered else self.weight
+        return rms_norm(x, weight, self.eps)

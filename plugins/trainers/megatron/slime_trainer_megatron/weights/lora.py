@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from slime_embedded.models.lora import LoraSettings, first_adapter, is_projection, merged, module_of
 from torch import nn
 from torch.nn import functional
 
 from slime_core.errors import ConfigError
-from slime_core.models.lora import LoraSettings, first_adapter, is_projection, merged, module_of
 from slime_trainer_megatron.families.family import MegatronModel, Merge, Row
 from slime_trainer_megatron.families.weight_map import Rows, Whole
 from slime_trainer_megatron.weights.parameters import (

@@ -1,0 +1,137 @@
+"""Corrections against plain Python loops in float64, and against the contract of their kind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from slime_corrections.weights import bounded_weights, importance_at, inside, mean_weight, trust_region, veto
+from slime_testing_contracts import suites
+
+from slime_core.errors import ConfigError
+
+CORRECTIONS = {
+    "mis": {
+        "args": {
+            "tis_level": "sequence",
+            "tis_mode": "mask",
+            "tis_batch_normalize": True,
+            "use_rs": True,
+            "rs_level": "geometric",
+            "rs_veto_threshold": 0.1,
+            "rs_trust_region": "avg",
+            "rs_tr_threshold": 1.0,
+        }
+    },
+}
+
+
+globals().update(suites("corrections", "slime_corrections", CORRECTIONS, globals()))
+
+
+torch.set_num_threads(1)
+
+LENGTHS = [3, 2, 1, 2]
+TRAIN = [[-0.5, -1.0, -0.2], [-1.0, -2.0], [-0.3], [-4.0, -0.1]]
+ENGINE = [[-0.6, -1.2, -0.1], [-1.5, -1.0], [-0.9], [-0.1, -0.2]]
+MASKS = [[1, 1, 0], [1, 1], [0], [1, 1]]
+
+
+def flat(rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+
+def kept(values: list[float], mask: list[int]) -> list[float]:
+    return [v for v, m in zip(values, mask, strict=True) if m]
+
+
+def ratios() -> list[list[float]]:
+    return [[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(TRAIN, ENGINE, strict=True)]
+
+
+R = flat(TRAIN) - flat(ENGINE)
+MASK = flat(MASKS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_importance_levels(level: str) -> None:
+    expected: list[float] = []
+    for row, mask in zip(ratios(), MASKS, strict=True):
+        inner = kept(row, mask)
+        value = sum(inner) / (max(len(inner), 1) if level == "geometric" else 1)
+        expected += [math.exp(r if level == "token" else value) for r in row]
+    assert importance_at(R, MASK, LENGTHS, level).tolist() == pytest.approx(expected, abs=1e-15)
+
+
+def test_the_exponent_is_bounded_at_twenty_after_the_sum() -> None:
+    far = torch.tensor([15.0, 15.0, -50.0, 9.0], dtype=torch.float64)
+    ones = torch.ones(4, dtype=torch.float64)
+    limit = math.exp(20)
+    assert importance_at(far, ones, [2, 1, 1], "sequence").tolist() == pytest.approx(
+        [limit, limit, 1 / limit, math.exp(9)]
+    )
+
+
+def test_a_masked_token_takes_no_part_in_its_sequence() -> None:
+    values = torch.tensor([0.5, math.nan, 0.25], dtype=torch.float64)
+    mask = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    assert importance_at(values, mask, [3], "sequence").tolist() == pytest.approx([math.exp(0.75)] * 3)
+
+
+def test_modes() -> None:
+    weights = torch.tensor([0.1, 0.5, 1.0, 2.0, 7.0])
+    assert bounded_weights(weights, "truncate", 0.5, 2.0)[0].tolist() == pytest.approx([0.1, 0.5, 1.0, 2.0, 2.0])
+    assert bounded_weights(weights, "clip", 0.5, 2.0)[0].tolist() == pytest.approx([0.5, 0.5, 1.0, 2.0, 2.0])
+    same, inner = bounded_weights(weights, "mask", 0.5, 2.0)
+    assert same.tolist() == weights.tolist()
+    assert inner.tolist() == inside(weights, 0.5, 2.0).tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]
+    assert bounded_weights(weights, "clip", 0.5, 2.0)[1].tolist() == [1.0] * 5
+
+
+def test_veto_takes_the_whole_sequence_for_one_unmasked_token() -> None:
+    # Token ratios of the last sample: exp(-3.9) = 0.02 and exp(0.1).
+    assert veto(R, MASK, LENGTHS, 0.1).tolist() == [1.0] * 6 + [0.0, 0.0]
+    assert veto(R, MASK, LENGTHS, 0.01).tolist() == [1.0] * 8
+    masked_out = torch.tensor([-30.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert veto(*masked_out, [2], 0.1).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_trust_region(kind: str) -> None:
+    near, value = trust_region(R, MASK, LENGTHS, kind, 0.2)
+    expected: list[float] = []
+    for row, mask in zip(ratios(), MASKS, strict=True):
+        inner = kept(row, mask)
+        if kind == "max":
+            found = max((r * r / 2 for r in inner), default=0.0)
+        else:
+            found = sum(math.exp(r) - 1 - r for r in inner) / max(len(inner), 1)
+        expected += [found] * len(row)
+    assert value.tolist() == pytest.approx(expected, abs=1e-14)
+    assert near.tolist() == [float(v <= 0.2) for v in expected]
+    assert 0.0 < near.mean() < 1.0
+
+
+def test_mean_weight_over_tokens_or_sequences_of_all_ranks() -> None:
+    weights = importance_at(R, MASK, LENGTHS, "token")
+    tokens = [math.exp(r) for row, mask in zip(ratios(), MASKS, strict=True) for r in kept(row, mask)]
+    found = mean_weight(weights, MASK, LENGTHS, "token", lambda t: t)
+    assert found.item() == pytest.approx(sum(tokens) / len(tokens))
+    weights = importance_at(R, MASK, LENGTHS, "sequence")
+    per_sequence = [math.exp(sum(kept(row, mask))) for row, mask in zip(ratios(), MASKS, strict=True) if any(mask)]
+    expected = sum(per_sequence) / len(per_sequence)
+    assert mean_weight(weights, MASK, LENGTHS, "sequence", lambda t: t).item() == pytest.approx(expected)
+    # Two ranks with the same samples have the same mean; one with nothing adds nothing.
+    assert mean_weight(weights, MASK, LENGTHS, "sequence", lambda t: t * 2).item() == pytest.approx(expected)
+    assert mean_weight(weights, MASK * 0, LENGTHS, "token", lambda t: t).item() == 1.0
+
+
+def test_words_that_do_not_exist() -> None:
+    ones = torch.ones(1)
+    with pytest.raises(ConfigError, match="level 'word': allowed: token, sequence, geometric"):
+        importance_at(ones, ones, [1], "word")
+    with pytest.raises(ConfigError, match="mode 'drop': allowed: truncate, clip, mask"):
+        bounded_weights(ones, "drop", 0.5, 2.0)
+    with pytest.raises(ConfigError, match="trust region 'min': allowed: max, avg"):
+        trust_region(ones, ones, [1], "min", 0.1)

@@ -1,7 +1,0 @@
-"""Hold every component of this distribution to the contract of its kind."""
-
-from __future__ import annotations
-
-from slime_testing_contracts import suites
-
-globals().update(suites("slime.plugins", "slime_hooks", {}, globals()))
