@@ -372,7 +372,7 @@ RUN = (
         "environment_raises",
         "no world today",
         _WORLD,
-        stage="generate",
+        stage="check",
         code=_ENVIRONMENT.format(reset="raise RuntimeError('no world today')", step="return '', 0.0, True"),
     ),
     Mistake(

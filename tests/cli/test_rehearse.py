@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_commands.models.presets import model_presets
 from slime_commands.rehearse.rehearsal import Options, rehearse
+from slime_commands.rehearse.running import SmallRun
+from slime_commands.rehearse.small_model import shrink
 
 from slime_core.config.yaml_file import dump_value
 from tests.cli.planted_mistakes import CHECKED, GOOD, LAYOUT, RUN, SCORED, SETTINGS, Mistake
@@ -98,3 +101,23 @@ def test_a_sound_run_is_rehearsed_to_its_end(inputs: Mapping[str, TinyRun], tmp_
     assert report["gpus"] == 2
     assert report["predicted"]["batches"]["samples"] == 32
     assert seconds < LIMIT_S
+
+
+def test_a_run_that_has_written_nothing_waits_for_nothing(tmp_path: Path) -> None:
+    small = SmallRun(tmp_path / "run.yaml", tmp_path / "run", "train", {})
+    for _ in range(2):
+        assert (small._rows(), small.newest(), small.stage()) == ([], None, "start")
+        small.directory.mkdir(exist_ok=True)
+
+
+def test_small_models_of_all_presets_can_be_split() -> None:
+    for preset in model_presets().values():
+        small = shrink(preset.config, stages=2)
+        decoder = small.get("text_config", small)
+        sizes = [decoder[name] for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
+        assert all(size % 2 == 0 and size <= 64 for size in sizes), preset.name
+        assert decoder["num_attention_heads"] % decoder["num_key_value_heads"] == 0, preset.name
+        assert decoder["vocab_size"] == preset.numbers.vocab_size, preset.name
+        experts = decoder.get("num_experts") or decoder.get("n_routed_experts") or decoder.get("num_local_experts") or 8
+        assert experts == 8, preset.name
+        assert decoder.get("num_experts_per_tok", 2) <= 2, preset.name

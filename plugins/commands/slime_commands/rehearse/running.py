@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_runs.files import file_names, parse_name
-from slime_runs.run import Run
+from slime_runs.run import Run, RunError
 
 from slime_core.checkpoint.store import find, read_state
 from slime_core.errors import CheckpointError, TrainError
@@ -142,7 +142,10 @@ class SmallRun:
 
     def _rows(self) -> list[tuple[str, float]]:
         """Return the waits of all processes, each with its age in seconds."""
-        processes = Run(self.directory).waits().processes if self.directory.is_dir() else []
+        try:
+            processes = Run(self.directory).waits().processes
+        except RunError:  # nothing is written yet
+            return []
         return [(row["what"], row["age"] + process.silence) for process in processes for row in process.waits]
 
     def _waits(self) -> list[str]:

@@ -59,7 +59,7 @@ _OF_MODEL = (
 _TRACKERS = ("use_wandb", "use_tensorboard")
 _OUTPUT = ("save_debug_rollout_data", "save_debug_train_data", "save_hf", "dump_details", "ci_save_grad_norm")
 _AT_MOST: Mapping[str, float] = {
-    "rollout_timeout": 30, "rm_timeout": 10, "environment_step_timeout": 5, "user_code_timeout": 20,
+    "rollout_timeout": 60, "rm_timeout": 20, "environment_step_timeout": 10, "user_code_timeout": 60,
     "train_timeout": 120, "weight_push_timeout": 60, "save_timeout": 60, "eval_timeout": 60, "rollout_stop_timeout": 10,
     "distributed_timeout_minutes": 2, "drain_timeout": 60, "max_consecutive_failures": 16,
     "dynamic_sampling_budget": 4, "engine_max_running_requests": 16, "update_weights_interval": 2, "rm_workers": 1,
