@@ -112,6 +112,7 @@ MINE = "mine.py:mine"
 _REWARD = {"rm_type": None, "custom_rm_path": MINE}
 _GENERATE = {"custom_generate_function_path": MINE}
 _WORLD = {
+    "apply_chat_template": False,
     "custom_generate_function_path": "multi_turn",
     "environment_path": "mine.py:Mine",
     "rm_type": None,
@@ -248,10 +249,12 @@ CHECKED = (
     Mistake("generate_signature", "mine", _GENERATE, "def mine(sample):\n    return sample\n"),
     Mistake("no_checkpoint", "no slime checkpoint there", {"load": "{dir}/absent"}),
     Mistake("torn_checkpoint", "rollout_0000003", {"load": "{dir}/old"}, plant=_torn_commit),
-    Mistake("cut_weights", "cut or damaged", plant=_cut_weights),
+    Mistake("cut_weights", "cut or damaged", plant=_cut_weights, stage="inputs"),
     Mistake("context_for_no_prompt", "positions", {"rollout_max_response_len": 600}, level="warning"),
     Mistake("prompt_length", "every prompt is over 3 tokens", {"rollout_max_prompt_len": 3}),
-    Mistake("no_reference", "absent", {"ref_load": "{dir}/absent", "use_kl_loss": True, "kl_loss_coef": 0.1}),
+    Mistake(
+        "no_reference", "absent", {"ref_load": "{dir}/absent", "use_kl_loss": True, "kl_loss_coef": 0.1}, stage="inputs"
+    ),
     Mistake("filter_typo", "nonzero", {"dynamic_sampling_filter_path": "nonzero_sdt"}),
     Mistake("lr_too_large", "unlearns", {"lr": 0.5}, level="warning"),
     Mistake(
@@ -298,7 +301,7 @@ SCORED = (
         "import socket\n\ndef mine(args, sample):\n    try:\n"
         "        socket.create_connection(('192.0.2.1', 80), timeout=0.01).close()\n"
         "    except OSError:\n        pass\n    return float(sample.label in sample.response)\n",
-        stage="score",
+        stage="generate",
         level="warning",
     ),
 )
@@ -309,20 +312,21 @@ RUN = (
         "no tool here",
         _GENERATE,
         "async def mine(args, sample, sampling_params):\n    raise RuntimeError('no tool here')\n",
+        stage="generate",
     ),
     Mistake("lr_zero", "no step changes the weights", {"lr": 0.0}, stage="train", level="warning"),
     Mistake(
         "hook_raises",
         "no dashboard here",
         {"plugin_dir": ["acme"]},
-        stage="train",
+        stage="generate",
         plant=_hook("def slime_log_metrics(step, metrics):\n    raise RuntimeError('no dashboard here')\n"),
     ),
     Mistake(
         "hook_is_slow",
         "slime_rollout_end",
         {"plugin_dir": ["acme"]},
-        stage="train",
+        stage="generate",
         level="warning",
         plant=_hook("def slime_rollout_end(rollout_id, groups, metrics):\n    time.sleep(6)\n"),
     ),
@@ -330,7 +334,7 @@ RUN = (
         "hook_hangs",
         "not done within",
         {"plugin_dir": ["acme"]},
-        stage="train",
+        stage="commit",
         plant=_hook("def slime_step_end(rollout_id, metrics):\n    time.sleep(1000)\n"),
     ),
     Mistake(
@@ -354,7 +358,7 @@ RUN = (
         "eval_function_raises",
         "no answers here",
         {"eval_function_path": MINE},
-        stage="evaluate",
+        stage="generate",
         code=_ROLLOUT + "    raise RuntimeError('no answers here')\n",
     ),
     Mistake(

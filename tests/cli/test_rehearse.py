@@ -83,7 +83,7 @@ def test_a_mistake_is_found_by_rehearsing(
     status, report, seconds = _rehearsed(slime, _write(mistake, inputs, tmp_path), "--until", until)
     named = [p for p in report["problems"] if mistake.says in p["message"]]
     assert named, report
-    assert mistake.level in {p["level"] for p in named}, report
+    assert (mistake.stage, mistake.level) in {(p["stage"], p["level"]) for p in named}, report
     assert status == int(report["fails"])
     assert report["fails"] or mistake.level == "warning"
     assert seconds < LIMIT_S

@@ -42,9 +42,6 @@ page = sweep("path", PAGES)
 OWN_FLAGS = {
     "doctor": {"--json"},
     "init": {"--force"},
-    "rehearse": {
-        *("--for", "--stand-ins", "--num-gpus", "--processes", "--seconds", "--until", "--strict", "--json"),
-    },
     "serve": {"--host", "--port", "--model-path", "--served-model-name", "--api-key", "--allowed-hosts"},
     "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
     "compare": {"--last", "--json"},

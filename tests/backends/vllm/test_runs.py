@@ -40,9 +40,9 @@ def train(tiny: TinyRun, folder: Path, **flags: Any) -> Path:
     return save
 
 
-def test_a_run_trains_on_a_server_that_runs_already(tiny: TinyRun, vllm_server: str, tmp_path: Path) -> None:
+def test_a_run_trains_on_a_server_that_runs_already(tiny: TinyRun, lent_server: str, tmp_path: Path) -> None:
     """By broadcast, as the run did not launch the server."""
-    save = train(tiny, tmp_path, rollout_external_engine_addrs=vllm_server)
+    save = train(tiny, tmp_path, rollout_external_engine_addrs=lent_server)
     assert not (save / "engines").exists()
 
 
@@ -55,14 +55,14 @@ LOOPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_tokens_have_the_log_probs_of_their_versions(
-    tiny: TinyRun, vllm_server: str, tmp_path: Path, loop: str
+    tiny: TinyRun, lent_server: str, tmp_path: Path, loop: str
 ) -> None:
     """With weights that come in flight, or samples that the next rollout continues."""
     save, template = tmp_path / "run", tmp_path / "samples" / "{rollout_id}.jsonl"
     argv = tiny.argv(
         save, num_rollout=4, eval_interval=None, eval_prompt_data=None, rollout_engine="vllm", device="cpu",
         save_debug_rollout_data=template, rollout_max_response_len=96, lr="1e-2",
-        rollout_external_engine_addrs=vllm_server, **LOOPS[loop],
+        rollout_external_engine_addrs=lent_server, **LOOPS[loop],
     )  # fmt: skip
     with running([SLIME, "train", *argv], tmp_path, tmp_path / "log") as started:
         started.finish()
