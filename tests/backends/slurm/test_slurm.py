@@ -135,9 +135,9 @@ def test_a_run_that_starts_again(how: str, slurm: Slurm, tiny: TinyRun, unbroken
 
 def test_a_run_that_is_longer_than_its_time_limit(slurm: Slurm, tiny: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
-    words = [*GRACEFUL, "--time", "1"]
+    words = [*GRACEFUL, "--time", "2"]
     with submitted(tiny, tmp_path, words, num_rollout=100_000, eval_interval=None, eval_prompt_data=None) as (run, job):
-        slurm.until(job, lambda fields: fields["Restarts"] == "1" and fields["JobState"] == "RUNNING", 180)
+        slurm.until(job, lambda fields: fields["Restarts"] == "1" and fields["JobState"] == "RUNNING", 300)
         run.until("resumed from")
         subprocess.run(["scancel", job], check=True, timeout=60)
         assert run.fail(300) == 143
