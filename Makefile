@@ -22,7 +22,7 @@ ENGINE_PYTHON += VLLM_TEST_PYTHON=$(or $(VLLM_TEST_PYTHON),$(CURDIR)/.venv-vllm/
 # What passed as a whole is a row of docs/reference/versions.md, if its versions are new: $(call RECORD,PART).
 RECORD = $(if $(ARGS),,-p scripts.versions --record-versions $1)
 
-.PHONY: release install constraints sglang vllm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
+.PHONY: release install constraints sglang vllm slurm view-assets browser screenshots demo demo-tools real test test-smoke test-readers test-backends lint types size docs site oracle benchmarks clean
 install: .venv/.installed
 sglang vllm: %: .venv-%/.installed
 view-assets: $(PAGE)/built/main.js
@@ -66,6 +66,10 @@ $(PAGE)/built/main.js: plugins/runs/package-lock.json $(wildcard $(PAGE)/page/*)
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 
+# Daemons of Slurm, for the tests alone: they start their own.
+slurm:
+	command -v slurmctld || (apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge)
+
 # Every page of a run at 390 and 1280 px, in light and dark, with the findings of axe-core.
 screenshots: export SLIME_TEST_BROWSER := required
 screenshots: install view-assets browser
@@ -93,10 +97,10 @@ test-readers: install $(READERS)/.installed
 # Two workers: each test may start several processes. Files that share a server or a cluster go to one of the two.
 test-smoke: install $(NEEDS_SGLANG)
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(call RECORD,smoke) $(ARGS)
-FOLDERS := vllm megatron ray kill containers
+FOLDERS := vllm megatron ray kill slurm containers
 PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,$(FOLDERS))
 PART_slow := --ignore=tests/backends
-test-backends: install $(if $(filter-out containers,$(PART)),,.venv/.release) $(if $(filter vllm containers,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
+test-backends: install $(if $(filter-out containers,$(PART)),,.venv/.release) $(if $(filter slurm,$(PART)),slurm) $(if $(filter vllm slurm containers,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
 	$(if $(filter-out sglang slow $(FOLDERS),$(PART)),$(error PART=$(PART): one of sglang, slow, $(FOLDERS)))
 	$(ENGINE_PYTHON) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m "backends or slow" $(or $(PART_$(PART)),$(patsubst %,tests/backends/%,$(PART))) $(call RECORD,$(or $(PART),all)) $(ARGS)
 

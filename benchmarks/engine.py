@@ -7,9 +7,9 @@ groups of 8 samples of one prompt with log-normal output lengths; transformers g
 longest is done, as its users do, and only wanted tokens count. Each figure is the best of `--repeat` runs. The sides
 alternate, so that a busy machine affects both; `--clock cpu` counts processor seconds instead of wall time. The script
 prints ratios; absolute numbers depend on the machine. "mfu" is model FLOP utilisation: the FLOPs that these tokens
-cannot do without, divided by the time and by the speed of one large matrix product (or `--peak-tflops`). Peak memory is
-the GPU's, or that of this process, which runs both sides. `--impl transformers` measures the engine over the class of
-transformers. For a GPU:
+cannot do without, divided by the time and by the speed of the fastest matrix product, measured in every turn (or
+`--peak-tflops`). Peak memory is the GPU's, or that of this process, which runs both sides. `--impl transformers`
+measures the engine over the class of transformers. For a GPU:
 
     python benchmarks/engine.py --device cuda --dtypes bfloat16 --sizes 0.6B --concurrency 1 64 256 --tokens 256
 """
@@ -111,17 +111,21 @@ def timed(run: Callable[[], None], options: argparse.Namespace) -> float:
 
 
 def compare(
-    pair: tuple[Callable[[], None], Callable[[], None]], options: argparse.Namespace
-) -> tuple[float, float, float]:
-    """Return the best seconds of each side, alternating, after one warm-up, and the peak MiB of the first side."""
-    best = [math.inf, math.inf]
+    pair: tuple[Callable[[], None], Callable[[], None]], dtype: str, options: argparse.Namespace
+) -> tuple[float, float, float, float]:
+    """Return the best seconds of each side, after one warm-up, the first side's peak MiB, and the best FLOP/s.
+
+    Sides and products take turns, so that all of them are measured while the processor is fast.
+    """
+    best, peak = [math.inf, math.inf], 0.0
     with PeakMemory(options.device) as memory:
         pair[0]()
     pair[1]()
     for _ in range(options.repeat):
         for i, run in enumerate(pair):
             best[i] = min(best[i], timed(run, options))
-    return best[0], best[1], memory.total
+        peak = max(peak, peak_flops(dtype, options))
+    return best[0], best[1], memory.total, peak
 
 
 def log_normal_lengths(n: int, mean: float, sigma: float, longest: int, seed: int = 0) -> list[int]:
@@ -168,13 +172,13 @@ def measure(
     lengths: list[int],
     options: argparse.Namespace,
 ) -> Row:
-    ours, hf, mib = compare(
+    ours, hf, mib, peak = compare(
         (lambda: run_ours(core, prompts, lengths), lambda: run_hf(model, prompts, lengths, options.device)),
+        dtype,
         options,
     )
     total = sum(lengths)
     flops = decode_flops(model.config.to_dict(), prompts, lengths)
-    peak = peak_flops(dtype, options)
     row = Row(workload, size, dtype, n, total / ours, total / hf, flops / ours / peak, mib)
     what = f"tokens, {workload} {Path(size).name} {dtype} x{n}, prompts of {options.prompt}: transformers / engine"
     short = {64: 2.5, 256: 2.0}.get(n)
@@ -183,17 +187,12 @@ def measure(
     return row
 
 
-PEAKS: dict[str, float] = {}
-
-
 def peak_flops(dtype: str, options: argparse.Namespace) -> float:
     """Return the peak FLOP/s of all threads."""
     if options.peak_tflops:
         return float(options.peak_tflops) * 1e12
-    if dtype not in PEAKS:
-        threads = 1 if options.device.startswith("cuda") or options.clock == "cpu" else options.threads
-        PEAKS[dtype] = matmul_flops_per_second(options.device, DTYPES[dtype]) * threads
-    return PEAKS[dtype]
+    threads = 1 if options.device.startswith("cuda") or options.clock == "cpu" else options.threads
+    return matmul_flops_per_second(options.device, DTYPES[dtype]) * threads
 
 
 def summary(rows: list[Row]) -> None:

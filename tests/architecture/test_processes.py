@@ -27,6 +27,7 @@ ALLOWED = {
     "slime_commands/plugins/packages.py:pip": "pip in the foreground, with a deadline",
     "slime_commands/plugins/installing.py:_checked": "slime plugins check in the foreground, with a deadline",
     "slime_commands/init/smollm2.py:_download": "pip in the foreground, with a deadline",
+    "slime_submit/slurm.py:": _ASKS,
     "slime_sandbox_local/inside/": "in a sandbox, below a guard",
 }
 

@@ -101,3 +101,15 @@ WHEN_STARTED: Mapping[str, str] = {
     "scripts_run-qwen3.5-35B-A3B-sft.sh": "no megatron_models plugin 'qwen3_5_moe'",
 }
 """Script whose flags are accepted -> what is said of flags and model together, before anything starts."""
+
+_NO_FAMILY = "no megatron_models plugin"
+NOT_REHEARSED: Mapping[str, tuple[str, str]] = {
+    "examples_coding_agent_rl_run_qwen36_35b_a3b_swe_8nodes.sh": ("settings", _NO_FAMILY),
+    "examples_delta_weight_sync_run-glm4.7-30B-A3B-delta.sh": ("layout", "cannot be spread evenly"),
+    "examples_geo3k_vlm_run_geo3k_qwen35.sh": ("settings", _NO_FAMILY),
+    "scripts_run-glm4.7-30B-A3B.sh": ("settings", "--enable-mtp-training"),
+    "scripts_run-glm5.2-744B-A40B.sh": ("settings", _NO_FAMILY),
+    "scripts_run-qwen3.5-35B-A3B-sft.sh": ("settings", _NO_FAMILY),
+    "slime_plugins_rollout_buffer_rollout_buffer_example.sh": ("settings", "--ref-micro-batch-size"),
+}
+"""Script that `slime rehearse` stops at -> the stage, and words of the error."""

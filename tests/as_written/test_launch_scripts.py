@@ -3,6 +3,7 @@ them, or say why not."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -16,7 +17,14 @@ from slime_trainer_megatron.trainer import MegatronTrainer
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.models.hf_io import write_config
-from tests.as_written.launch_scripts import EXCEPTIONS, MODELS, WHEN_STARTED, launch_scripts, verdicts
+from tests.as_written.launch_scripts import (
+    EXCEPTIONS,
+    MODELS,
+    NOT_REHEARSED,
+    WHEN_STARTED,
+    launch_scripts,
+    verdicts,
+)
 from tests.conftest import Slime
 
 SCRIPTS = launch_scripts()
@@ -76,6 +84,25 @@ def test_the_command(slime: Slime) -> None:
     assert '"level": "ok"' in done.stdout
     assert "--train-backend 'megatron' (auto: because of --swiglu)" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_rehearsed(name: str, slime: Slime, tmp_path: Path) -> None:
+    """Its flags, its layout in two processes at most, a small model of its architecture; rows stand in for its data."""
+    options = ["--stand-ins", "--json", "--processes", "2", "--seconds", "300"]
+    done = slime("rehearse", *options, *SCRIPTS[name], check=False, timeout=900)
+    report = json.loads(done.stdout)
+    errors = [(p["stage"], p["message"]) for p in report["problems"] if p["level"] == "error"]
+    if name in NOT_REHEARSED:
+        stage, words = NOT_REHEARSED[name]
+        assert [stage] == list(dict.fromkeys(of for of, _ in errors)), errors
+        assert any(words in message for _, message in errors), errors
+    else:
+        assert errors == []
+        assert report["stages"][-1]["stage"] == "resume"
+    assert done.returncode == int(name in NOT_REHEARSED)
 
 
 OTHER = "--hf-checkpoint /m --prompt-data /p --rm-type math --rollout-batch-size 8 --rollout-max-response-len 9"

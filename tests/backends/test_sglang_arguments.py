@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_commands.models.presets import ENGINES
 from slime_engine_sglang.arguments import router_arguments, server_arguments, to_argv
 from slime_engine_sglang.environment import installed_versions, server_environment
 from slime_engine_sglang.flag_list import ROUTER, cache_file, installed_flags, shipped_flags, size
 
 from slime_core.config import load_settings
 from slime_core.config.flag_parser import as_json, takes_list
+from tests.scripts import load_script
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(900)]
 
@@ -90,6 +92,14 @@ def test_the_shipped_list_is_that_of_the_version_it_names(
     monkeypatch.setattr(module, "SNAPSHOT", tmp_path / "old.json")
     (tmp_path / "old.json").write_text("{}")
     assert module.main(["--engine-python", str(sglang_python), "--check"]) == 1
+
+
+def test_the_recorded_architectures_are_the_installed_ones(sglang_python: Path) -> None:
+    script = load_script("scripts/snapshot_engine_models.py")
+    recorded = json.loads(ENGINES.read_text())["sglang"]
+    if installed_versions(sglang_python)["sglang"] != recorded["version"]:
+        pytest.skip("another version")
+    assert json.loads(script.recorded(sglang_python, script.SGLANG)) == recorded
 
 
 def test_the_installed_list_is_cached(sglang_python: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ READ = (
 """Pages that are looked at closely; how wide a page is, is measured of all."""
 
 
+OF_THE_THEME = ("md-version__current", "md-typeset__scrollwrap")
+"""Parts of findings of axe-core in zensical's own elements: the menu of versions is labelled by another text, and its
+boxes around wide tables have no tabindex (Chromium reaches them by Tab all the same)."""
+
+
 @pytest.fixture(scope="module")
 def site() -> Path:
     return SCRIPT.build()
@@ -71,18 +76,21 @@ def test_every_link_leads_somewhere(site: Path) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_can_be_read(browser: Any, url: str, tmp_path: Path, scheme: str) -> None:
     pictures = Path(os.environ.get("SLIME_TEST_SCREENSHOTS", tmp_path))
+    found = {}
     with page_of(browser, color_scheme=scheme) as page:
         for name in READ:
             page.goto(url + name)
             page.wait_for_load_state("networkidle")
             assert page.locator("h1").count() == 1, name
-            assert found_by_axe(page) == [], name
+            if findings := [one for one in found_by_axe(page) if not any(known in one for known in OF_THE_THEME)]:
+                found[name] = findings
             for width in (WIDE, NARROW):
                 page.set_viewport_size({"width": width, "height": HEIGHT})
                 stem = f"site-{name.strip('/').replace('/', '-') or 'home'}"
                 page.screenshot(path=pictures / f"{stem}-{width}-{scheme}.png")
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (int(re.findall(r"\d+", back)[0]) < 60) == (scheme == "dark")
+    assert found == {}
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
@@ -106,7 +114,7 @@ def test_search_finds_a_page(browser: Any, url: str) -> None:
         page.keyboard.press("/")
         page.keyboard.type("gspo")
         page.get_by_text(re.compile(r"^\d+ results$")).wait_for()
-        page.get_by_role("link", name=re.compile("^gspo")).first.click()
+        page.keyboard.press("Enter")
         page.wait_for_url(re.compile("/estimators/"))
         assert "Estimators" in page.title()
 
@@ -120,6 +128,6 @@ def test_a_reader_chooses_the_dark_and_walks_by_tabs_and_menu(browser: Any, url:
         page.wait_for_url(re.compile("/how-to/"))
         page.locator("body[data-md-color-scheme=slate]").wait_for()
         page.set_viewport_size({"width": NARROW, "height": HEIGHT})
-        page.locator("label[for=__drawer]").first.click()
+        page.locator("header label[for=__drawer]").click()
         page.locator("nav.md-nav--primary").get_by_role("link", name="Debug").click()
         page.wait_for_url(re.compile("/how-to/debug/"))

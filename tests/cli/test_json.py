@@ -21,7 +21,7 @@ DO = {
     "plugins install", "plugins uninstall", "plugins trace", "mcp", "models args", "models import",
 }  # fmt: skip
 """Commands that do something until it is done, that pass on another's output, and flags for a shell."""
-SETTINGS = {"check", "config", "plan", "engines", "eval", "rewards"}
+SETTINGS = {"check", "config", "plan", "engines", "eval", "rehearse", "rewards"}
 """Commands that read a run's settings, and --json beside them."""
 SETTING = (
     "--hf-checkpoint", "MODEL", "--prompt-data", "no.jsonl", "--rollout-batch-size", "4", "--num-rollout", "1",

@@ -37,6 +37,8 @@ def test_list_says_who_can_train_a_family(capsys: pytest.CaptureFixture[str]) ->
         "embedded": "slime",
         "fsdp": "slime",
         "megatron": True,
+        "sglang": True,
+        "vllm": True,
     }
     assert all(row["embedded"] or row["megatron"] for row in rows.values()), "a preset that no trainer takes"
     by_transformers = {row["family"] for row in rows.values() if row["embedded"] == "transformers"}
@@ -45,6 +47,21 @@ def test_list_says_who_can_train_a_family(capsys: pytest.CaptureFixture[str]) ->
     text = slime(capsys, "list")
     assert text.startswith("NAME  ")
     assert len(text.splitlines()) == 46 + 3
+    assert "sglang 0.5.23, vllm 0.32.0" in text
+
+
+def test_list_says_which_servers_know_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recorded:
+        @staticmethod
+        def read_text(**_: str) -> str:
+            kinds = {"sglang": ["Qwen3ForCausalLM"], "vllm": ["DeepseekV3ForCausalLM"]}
+            return json.dumps({name: {"version": "1", "architectures": found} for name, found in kinds.items()})
+
+    monkeypatch.setattr("slime_commands.models.presets.ENGINES", Recorded)
+    rows = {row["name"]: (row["sglang"], row["vllm"]) for row in json.loads(slime(capsys, "list", "--json"))}
+    assert rows["qwen3-4B"] == (True, False)
+    assert rows["kimi-k2"] == rows["moonlight"] == (False, True)
+    assert rows["llama3-8B"] == (False, False)
 
 
 def test_args_are_the_script(capsys: pytest.CaptureFixture[str]) -> None:

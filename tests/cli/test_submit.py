@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from slime_launcher_ray import job
-from slime_launcher_ray.submit import HERE, make_job
-from slime_launcher_ray.submit_command import run
+from slime_submit import job
+from slime_submit.command import run
+from slime_submit.folder import make_job
+from slime_submit.job import HERE
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 
 NOWHERE = ["--address", "http://127.0.0.1:9"]
 RUN = ["--hf-checkpoint=m", "--prompt-data=d", "--num-rollout=1", "--rollout-batch-size=1"]
-RUN += ["--rollout-max-response-len=4"]
+RUN += ["--rollout-max-response-len=4", "--rm-type=math"]
+SLURM = ["--to", "slurm", "--dry-run", "--no-check"]
+K8S = ["--to=k8s", "--dry-run", "--no-check", "--image=i", "--volume=claim:/data", "--directory=/data/work"]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,17 @@ RUN += ["--rollout-max-response-len=4"]
         (NOWHERE, "which command"),
         (["train"], "must say where the dashboard is"),
         ([*NOWHERE, "train", "--lr", "fast"], "--lr"),
+        (["--to", "sulrm", "train"], "Did you mean slurm"),
+        (["--to", "k8s", "train"], "--image, --volume"),
+        (["--to", "k8s", "--image=i", "--volume=v:/v", "train", *RUN], "only writes YAML: type --dry-run"),
+        ([*K8S, "--gres", "gpu:8", "train", *RUN], "unrecognized arguments: --gres gpu:8"),
+        ([*K8S, "--gpus", "H100:8", "train", *RUN], "--gpus H100:8: must be a number"),
+        (["--to=k8s", "--dry-run", "--image=i", "--volume=v", "train", *RUN], "--volume v: must be NAME:/PATH"),
+        ([*K8S, "train", *RUN, "--run-dir", "/home/run"], "/home/run is outside of it"),
+        ([*K8S, "train", *RUN, "--wandb-key", "0123456789abcdef"], "would have a secret"),
+        ([*SLURM, "gpu", "train", *RUN], "gpu: not an option"),
+        ([*SLURM, "--array=1-4", "train", *RUN], "--array=1-4: a run is one job"),
+        ([*SLURM, "train", *RUN, "--ray-address", "auto"], "says which cluster; remove it"),
         ([*NOWHERE, "train", "--hf-checkpoint", "m", "--num-rollout", "1", "--rm-type", "math"], "m"),
     ],
 )
@@ -59,7 +74,7 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder.rename(there)
     # What the job does, but for the run itself.
     stub = "import slime_core.cli.main as m; m.main = lambda argv: print(argv) or 0"
-    stub += "; from slime_launcher_ray.job import main"
+    stub += "; from slime_submit.job import main"
     done = subprocess.run(
         [sys.executable, "-c", f"{stub}; raise SystemExit(main())"], cwd=there, capture_output=True, text=True
     )
@@ -81,6 +96,55 @@ def test_a_directory_that_the_node_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "job.json").write_text(json.dumps({"command": "train", "directory": str(tmp_path / "none")}))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["job", str(tmp_path)])
     assert job.main() == 2
     assert "the nodes need the directory of `slime submit`" in capsys.readouterr().err
+
+
+def test_a_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SLURM, "--python", "/env/bin/python", "--partition", "gpu", "--time=1-0", "--gres", "gpu:8"]
+    assert run([*words, "train", *RUN, "--run-dir", "out/a run", "--actor-num-nodes", "2"]) == 0
+    [folder] = (tmp_path / "out" / "a run.jobs").iterdir()
+    text = capsys.readouterr().out
+    assert text == (folder / "job.sh").read_text()
+    *options, step = text.splitlines()[1:]
+    assert "#SBATCH --requeue" in options
+    assert f"#SBATCH --output '{folder}/slurm-%j.out'" in options
+    assert options[-4:] == [
+        "#SBATCH --nodes 2",
+        "#SBATCH --partition gpu",
+        "#SBATCH --time=1-0",
+        "#SBATCH --gres gpu:8",
+    ]
+    assert step.startswith("exec srun ")
+    assert step.endswith(f"/env/bin/python -m slime_submit.allocation '{folder}'")
+    assert folder.stat().st_mode & 0o077 == 0, "run.yaml may have a key"
+    order = json.loads((folder / "job.json").read_text())
+    assert (order["run_dir"], order["save"], order["id"]) == (str(tmp_path / "out/a run"),) * 2 + (folder.name,)
+
+    assert run([*SLURM, "-N4", "train", *RUN]) == 0
+    assert "--nodes 1" not in capsys.readouterr().out
+
+
+def test_a_job_that_starts_again(tmp_path: Path) -> None:
+    own = tmp_path / "run"
+    order = {"id": "1", "run_dir": str(own), "save": str(own), "load": ""}
+    own.mkdir()
+    (own / "config.yaml").touch()  # of an earlier run, which --overwrite may replace
+    assert job.resumed(order) == {}
+    assert job.resumed(order) == {}, "killed before the run began"
+    later = (tmp_path / "run.jobs" / "1" / "started").stat().st_mtime + 1
+    os.utime(own / "config.yaml", (later, later))
+    again = {"overwrite": False, "load": str(own)}
+    assert job.resumed(order) == again
+    assert job.resumed({**order, "load": "another"}) == {"overwrite": False}
+    (own / "checkpoints" / "rollout_0000001").mkdir(parents=True)
+    (own / "checkpoints" / "rollout_0000001" / "manifest.json").write_text("{}")
+    assert job.resumed({**order, "load": "another"}).items() >= {**again, "finetune": False, "ckpt_step": None}.items()
+    assert load_settings([*RUN, "--config", _written(tmp_path, job.resumed(order))]).args.load == str(own)
+
+
+def _written(tmp_path: Path, settings: dict[str, object]) -> str:
+    (tmp_path / "again.yaml").write_text(json.dumps(settings))
+    return str(tmp_path / "again.yaml")

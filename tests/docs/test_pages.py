@@ -85,9 +85,14 @@ OWN_FLAGS = {
     },
     "config": {"--for", "--json", "--changed"},
     "check": {"--for", "--json", "--strict", "--flags-only"},
+    "rehearse": {"--for", "--json", "--strict", "--stand-ins", "--num-gpus", "--processes", "--seconds", "--until"},
     "models": {"--json", "--length"},
     "engines": {"--num-gpus", "--for", "--json"},
-    "submit": {"--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id"},
+    "submit": {
+        *("--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id", "--to", "--dry-run"),
+        *("--image", "--volume", "--nodes", "--gpus"),
+        *("--partition", "--gres", "--time", "--no-requeue"),  # sbatch's
+    },
     "plan": {"--num-gpus", "--num-cpus", "--gpu-memory-gib", "--trace", "--what", "--json"},
     "why": {"--learning", "--stacks", "--json", "--watch"},
     "ledger": {"--commit", "--json", "--group", "--state", "--summary"},

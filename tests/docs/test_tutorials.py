@@ -129,6 +129,8 @@ class Walk:
         """Make an environment with a pip of its own, in which everything that is installed here is there, too."""
         venv.create(self.folder / "venv", with_pip=True)
         self._python = str(self.folder / "venv/bin/python")
+        # That of Python 3.11's venv is older than the one that torch needs.
+        subprocess.run([self._python, "-m", "pip", "uninstall", "-qy", "setuptools"], check=True, timeout=120)
         (site,) = self.folder.glob("venv/lib/python*/site-packages")
         here = [path for path in sys.path if path.endswith("site-packages")]
         (site / "here.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in here))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -51,6 +52,7 @@ class VllmEngine(HttpEngine):
         returns_sampling_mask=False,
         takes_images=False,
         adds_adapters=True,
+        takes_adapters=True,
         uses=(HttpEngine.traits.uses - {"update_weight_puller_addrs"})
         | {
             "actor_num_nodes",
@@ -66,11 +68,11 @@ class VllmEngine(HttpEngine):
     def __init__(self, args: Args) -> None:
         super().__init__(args)
         self._text = Text(args.hf_checkpoint)
-        self.wire = VllmWire(self._text.decode, self._has_adapter)
+        self.wire = VllmWire(self._text.decode, self._adapters)
         self._front: Served | None = None
 
-    def _has_adapter(self) -> bool:
-        return bool(self._args.lora_unmerged) and self.pool.version_wanted is not None
+    def _adapters(self) -> Sequence[str] | None:
+        return self._args.lora_adapters if self._args.lora_unmerged and self.pool.version_wanted is not None else None
 
     @classmethod
     def missing(cls, args: Args) -> str:
@@ -84,6 +86,11 @@ class VllmEngine(HttpEngine):
             raise ConfigError(
                 f"{settings.cite('check_weight_update_equal')}: vLLM has no checksums of adapters; remove it, or"
                 f" {settings.cite('lora_unmerged')}."
+            )
+        if settings.args.lora_adapters and not settings.args.lora_unmerged:
+            raise ConfigError(
+                f"{settings.cite('lora_adapters')}: vLLM chooses among adapters that it adds itself; type"
+                " --lora-unmerged, too."
             )
         warnings = [] if is_planned_later(settings) else list(check_plan(settings).warnings)
         if not settings.args.rollout_external_engine_addrs:

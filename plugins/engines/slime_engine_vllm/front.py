@@ -42,18 +42,20 @@ class Front:
         return {"model_type": "", "num_used_tokens": 0, "max_total_num_tokens": 0, **await self._engine.info()}
 
     async def generate(
-        self, ids: Sequence[int], params: Mapping[str, Any], *, rid: str | None = None, **options: Any
-    ) -> GenerationOutput:
+        self, ids: Sequence[int], params: Mapping[str, Any], *, rid: str | None = None, adapter: str | None = None,
+        **options: Any,
+    ) -> GenerationOutput:  # fmt: skip
         """Continue the ids. Raises EngineError."""
         _refuse(len(ids), **options)
-        return await self._engine.generate(ids, params, rid=rid)
+        return await self._engine.generate(ids, params, rid=rid, adapter=adapter)
 
     def stream(
-        self, ids: Sequence[int], params: Mapping[str, Any], *, rid: str | None = None, **options: Any
-    ) -> AsyncIterator[GenerationOutput]:
+        self, ids: Sequence[int], params: Mapping[str, Any], *, rid: str | None = None, adapter: str | None = None,
+        **options: Any,
+    ) -> AsyncIterator[GenerationOutput]:  # fmt: skip
         """Continue the ids, and yield the output so far."""
         _refuse(len(ids), **options)
-        return self._engine.stream(ids, params, rid=rid)
+        return self._engine.stream(ids, params, rid=rid, adapter=adapter)
 
 
 async def serve(engine: HttpEngine, args: Args, tokenizer: Any) -> Served:

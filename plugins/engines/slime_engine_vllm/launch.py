@@ -93,7 +93,7 @@ def server_arguments(args: Args, device: str, gpus: int, number: int, given: Map
         "weight_transfer_config": {"backend": "slime"},
     }
     if args.lora_unmerged:
-        ours |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(args)}
+        ours |= {"enable_lora": True, "max_loras": 1 + len(args.lora_adapters), "max_lora_rank": _lora_rank(args)}
     return {**(_ON_CPU if device == "cpu" else {}), **given, **ours}
 
 

@@ -17,7 +17,7 @@ from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
 
 ADAPTER = "slime-adapter"
-"""Name of the adapter of the last update, in `server_side`'s `adapters` too."""
+"""Name of the shared adapter of the last update, in `server_side`'s `adapters` too; `ADAPTER.NAME` is another."""
 PREFIX = "generate-tokens-"
 """vLLM puts it before the id of a request; an abort needs the whole id."""
 _SAME = (
@@ -42,9 +42,12 @@ class VllmWire(Wire):
 
     path = "/inference/v1/generate"
 
-    def __init__(self, decode: Decode, has_adapter: Callable[[], bool] = lambda: False) -> None:
-        """Set the function that makes text of token ids, and one that tells whether requests need the adapter."""
-        self._decode, self._has_adapter = decode, has_adapter
+    def __init__(self, decode: Decode, adapters: Callable[[], Sequence[str] | None] = lambda: None) -> None:
+        """Set the function that makes text of token ids, and one that returns the adapters that servers have.
+
+        They are the names besides the shared adapter, or None where requests go to the model itself.
+        """
+        self._decode, self._adapters = decode, adapters
 
     def check(self, params: Mapping[str, Any]) -> None:
         """Raise EngineError if a parameter is SGLang's alone."""
@@ -57,7 +60,11 @@ class VllmWire(Wire):
             )
 
     def request(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return vLLM's body. Raises EngineError for images, routed experts and sampling masks."""
+        """Return vLLM's body.
+
+        Raises EngineError for images, routed experts and sampling masks, and for an adapter that servers do not have,
+        which would end a server.
+        """
         if odd := [name for name in ("image_data", "return_routed_experts", "return_sampling_mask") if body.get(name)]:
             raise EngineError(f"the vLLM engine does not send {odd[0]}")
         sent: dict[str, Any] = {
@@ -68,8 +75,11 @@ class VllmWire(Wire):
         }
         if salt := body.get("extra_key"):
             sent["cache_salt"] = salt
-        if self._has_adapter():
-            sent["model"] = ADAPTER
+        adapter, known = body.get("lora_path"), self._adapters()
+        if adapter is not None and adapter not in (known or ()):
+            raise EngineError(f"adapter {adapter!r} is not served; servers have: {' '.join(known or ()) or 'none'}")
+        if known is not None:
+            sent["model"] = ADAPTER if adapter is None else f"{ADAPTER}.{adapter}"
         return sent
 
     def reader(self, url: str, body: Mapping[str, Any]) -> VllmReader:

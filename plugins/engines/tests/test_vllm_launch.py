@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_engine_vllm.engine import VllmEngine
 from slime_engine_vllm.environment import SERVER_SIDE, untested
 from slime_engine_vllm.launch import make_plan, to_argv
 
@@ -33,8 +34,16 @@ def test_a_server_takes_adapters_of_the_runs_rank() -> None:
     assert server.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     with pytest.raises(ConfigError, match="--lora-rank 513: vLLM adds adapters of rank 512 at most"):
         make_plan(settings("--lora-rank 513 --lora-unmerged --device cpu"))
+    (server,) = make_plan(settings("--lora-rank 8 --lora-adapters a b --lora-unmerged --device cpu")).servers
+    assert server.arguments["max_loras"] == 3
     (server,) = make_plan(settings("--lora-rank 12 --device cpu")).servers
     assert "enable_lora" not in server.arguments
+
+
+def test_adapters_are_chosen_where_the_server_adds_them() -> None:
+    argv = ["--rollout-engine", "vllm", "--hf-checkpoint", "/m", "--lora-rank", "8", "--lora-adapters", "a", "b"]
+    with pytest.raises(ConfigError, match=r"--lora-adapters 'a' 'b'.* type --lora-unmerged"):
+        VllmEngine.check_settings(load_settings(argv, command="serve", env={}))
 
 
 def test_a_server_on_cpu_computes_from_its_parameters() -> None:

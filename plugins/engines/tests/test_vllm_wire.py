@@ -44,11 +44,17 @@ def test_parameters_get_vllms_names(params: dict[str, Any], sent: dict[str, Any]
     assert (body["request_id"], body["token_ids"], body["cache_salt"]) == ("r~", [3, 4], "v3")
 
 
-def test_requests_name_the_adapter_once_there_is_one() -> None:
-    held = [False, True]
-    wire = VllmWire(lambda ids, params: "", held.pop)
-    assert wire.request(BODY)["model"] == "slime-adapter"
+def test_requests_name_an_adapter_once_there_is_one() -> None:
+    held: list[list[str]] = []
+    wire = VllmWire(lambda ids, params: "", lambda: held[0] if held else None)
     assert "model" not in wire.request(BODY)
+    with pytest.raises(EngineError, match="adapter 'solver' is not served; servers have: none"):
+        wire.request({**BODY, "lora_path": "solver"})
+    held.append(["solver"])
+    assert wire.request(BODY)["model"] == "slime-adapter"
+    assert wire.request({**BODY, "lora_path": "solver"})["model"] == "slime-adapter.solver"
+    with pytest.raises(EngineError, match="adapter 'critic' is not served; servers have: solver"):
+        wire.request({**BODY, "lora_path": "critic"})
     told = (SERVER_SIDE / "plugin/slime_vllm_plugin/adapters.py").read_text()
     assert 'ADAPTER = "slime-adapter"' in told, "the server's side imports nothing of slime"
 

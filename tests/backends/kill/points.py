@@ -47,7 +47,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "train_step": ("slime_embedded.trainer.trainer:EmbeddedTrainer.train_step",),
     "optimizer": ("slime_embedded.trainer.optimizer:FlatAdamW.step",),
     "push": ("slime_core.weights.sync:WeightSync.push", "slime_core.rollout.stage:RolloutStage.update_weights"),
-    "push_tensor": ("slime_embedded.trainer.trainer:EmbeddedTrainer.named_weights",),
+    "push_tensor": (
+        "slime_embedded.trainer.trainer:EmbeddedTrainer.named_weights",
+        "slime_embedded.fsdp.trainer:FsdpTrainer._whole_weights",
+    ),
     "eval": ("slime_core.rollout.stage:RolloutStage.evaluate",),
     "save_trainer": ("slime_embedded.trainer.trainer:EmbeddedTrainer.save",),
     "save_stage": ("slime_core.rollout.stage:RolloutStage.save",),

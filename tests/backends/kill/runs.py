@@ -208,7 +208,7 @@ class Kills:
             }
             common["KILL_PID"] = str(slot.server.pid)
         if self.ranks > 1:
-            flags |= {"train_backend": "embedded", "actor_num_gpus_per_node": self.ranks, "device": "cpu"}
+            flags = {"train_backend": "embedded", "actor_num_gpus_per_node": self.ranks, "device": "cpu", **flags}
             common |= {"WORLD_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         argv = ["train", *self.tiny.argv(run_dir, **flags)]
 

@@ -23,6 +23,8 @@ from tests.zygote import Zygote
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
 ONE_STEP: dict[str, Any] = {"async": True, "async_mode": "one-step"}
+FSDP: dict[str, Any] = {"train_backend": "fsdp"}
+FSDP_KINDS = ("train_step", "optimizer", "push", "push_tensor")
 FULL: dict[str, Any] = {"async": True, "async_mode": "full", "max_staleness": 2}
 WHOLE_GROUPS: dict[str, Any] = {"partial_rollout": None, "over_sampling_batch_size": None}
 """What is interrupted is regenerated, and no group more than needed: the clock decides nothing."""
@@ -47,8 +49,10 @@ class Mode:
         """Whether points may be at this event."""
         if self.rank is not None:
             # Before the ranks know each other, only what started them (`start_ranks`, torchrun) could end the others.
-            return event.partition("@")[2] == (str(self.rank) if self.rank else "") and "_run_dir" not in event
-        return not self.kinds or kind_of(event) in self.kinds
+            rank = event.partition("@")[2]
+            if rank != (str(self.rank) if self.rank else "") or "_run_dir" in event:
+                return False
+        return not self.kinds or kind_of(event).partition("@")[0] in self.kinds
 
     @property
     def sure(self) -> int:
@@ -69,6 +73,7 @@ MODES = {
     "rank 0 of 2": Mode(7, settings={"ranks": 2}, rank=0),
     "rank 1 of 2": Mode(9, settings={"ranks": 2}, rank=1),
     "rank 1 of 2 one-step": timed(5, ONE_STEP, rank=1, ranks=2),
+    "rank 0 of 2, fsdp": Mode(8, FSDP_KINDS, {"ranks": 2, "flags": FSDP}, rank=0),
     "engine": Mode(5, AMID_A_RUN, {"server": True, "how": "engine", "bitwise": False}, least=4),
     "reward worker": Mode(9, AMID_A_RUN, {"flags": {"rm_workers": 2}, "how": "worker", "bitwise": False}, least=8),
     "drain": Mode(12, settings={"flags": WHOLE_GROUPS, "how": "drain"}),
@@ -83,7 +88,7 @@ TWICE = 10
 @pytest.fixture(scope="module")
 def zygotes() -> Iterator[list[Zygote]]:
     """Two runs at a time."""
-    made = [Zygote(), Zygote()]
+    made = [Zygote(("slime_embedded.fsdp.trainer",)) for _ in range(2)]
     yield made
     for zygote in made:
         zygote.close()

@@ -109,6 +109,7 @@ class Parity:
         self._ranks = ranks
         self._embedded: dict[str, dict[str, Any]] = {}
         self._done: dict[tuple[int, str, str], Any] = {}
+        self.root = root
         self.paths = {name: root / name for name in ("dense", "other", "tied", "experts", "critic", "prompts")}
         for name, variant in (("dense", "qwen3"), ("tied", "qwen3-tied"), ("experts", "qwen3-moe")):
             save_tiny(self.paths[name], variant, vocab_size=jobs.VOCABULARY)
@@ -128,19 +129,21 @@ class Parity:
             self._embedded |= jobs.train({case: self.flags(case)})
         return self._embedded[case]
 
-    def megatron(self, world_size: int, layout: str, cases: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    def megatron(
+        self, world_size: int, layout: str, cases: Sequence[str], *, job: str = "train", **given: Any
+    ) -> dict[str, list[Any]]:
         """Case -> every rank's, rank 0's first. All cases of a layout are one job."""
-        key = (world_size, layout, "|".join(cases))
+        key = (world_size, layout, "|".join([job, *cases]))
         if key not in self._done:
             flags = {case: [*self.flags(case), "--train-backend", "megatron", *layout.split()] for case in cases}
             try:
-                results = self._ranks(world_size).run(f"{HERE}:train", deadline=240, cases=flags)
+                results = self._ranks(world_size).run(f"{HERE}:{job}", deadline=240, cases=flags, **given)
                 self._done[key] = {case: [result[case] for result in results] for case in cases}
             except Exception as error:
                 self._done[key] = error
         if isinstance(self._done[key], Exception):
             raise self._done[key]
-        found: dict[str, list[dict[str, Any]]] = self._done[key]
+        found: dict[str, list[Any]] = self._done[key]
         return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ calls: list[tuple[Any, ...]] = []
 def groups(rollout: int) -> list[list[Any]]:
     """Groups of two random samples: uneven lengths, masks with holes, siblings of one rollout, one sample removed.
 
-    Each has two turns, the first of them empty in a response of one token, and a reward of two parts.
+    Each has two turns, the first of them empty in a response of one token, and a reward of two parts. The removed
+    sample leaves a group of one. In the larger rollout a turn is masked, and the rewards of the last group are equal.
     """
     generator = torch.Generator().manual_seed(17 + rollout)
 
@@ -71,6 +73,12 @@ def groups(rollout: int) -> list[list[Any]]:
     found: list[list[Any]] = [[sample(i // 2, i), sample(i // 2, i + 1)] for i in range(0, ROLLOUTS[rollout], 2)]
     found[1].append(sample(1, found[1][1].rollout_id))
     found[0][1].remove_sample = True
+    if len(found) == 4:
+        masked, (first, second) = next(s for s in found[2] if s.response_length > 1), found[3]
+        end = masked.turns[0].last
+        masked.loss_mask = [0] * end + [1] * (masked.response_length - end)
+        second.reward, second.reward_components = first.reward, first.reward_components
+        second.turns[0] = second.turns[0]._replace(reward=first.turns[0].reward)
     return found
 
 
@@ -89,7 +97,22 @@ def train(cases: dict[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
             groups_of_job.close()
 
 
-def _train(flags: Sequence[str], held: list[Any]) -> dict[str, Any]:
+def resumed(cases: dict[str, Sequence[str]], folder: str) -> dict[str, list[dict[str, Any]]]:
+    """Case -> a run that saves after its first rollout, and one that goes on from there."""
+    held: list[Any] = []
+    try:
+        return {
+            name: [_train(flags, held, save=Path(folder, name)), _train(flags, held, load=Path(folder, name))]
+            for name, flags in cases.items()
+        }
+    finally:
+        for groups_of_job in held:
+            groups_of_job.close()
+
+
+def _train(
+    flags: Sequence[str], held: list[Any], *, save: Path | None = None, load: Path | None = None
+) -> dict[str, Any]:
     calls.clear()
     run = prepare(load_settings(flags, command="train", env={}), make=False)
     trainers = run.parts.build_trainers(run.args)
@@ -108,8 +131,14 @@ def _train(flags: Sequence[str], held: list[Any]) -> dict[str, Any]:
             for role, trainer in (("actor", trainers.actor), ("critic", trainers.critic)):
                 if trainer is not None:
                     seen[f"{role} gradients"] = stack.enter_context(gradients_kept(trainer))
+            if load is not None:
+                trainers.load(load)
             for number, batch in enumerate(rollouts(run, estimator)):
+                if load is not None and number == 0:
+                    continue
                 metrics = learner.train(number, batch)
+                if save is not None and number == 0:
+                    trainers.save(save)
                 # Each rank looks at other elements of the weights.
                 metrics.pop("train/update_ratio", None)
                 seen["metrics"].append({k: v for k, v in metrics.items() if not k.startswith("perf/")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.backends.megatron.parity import CASES, CP2, DP2, DP4, EP2, PP2, SP, TP2, VPP2, Parity, assert_equal
 
@@ -14,6 +15,7 @@ ALGORITHMS = (
 )
 RATIOS = ("sapo", "gmpo", "dppo", "lambdas", "vapo", "clip_cov", "kl_cov")
 REWARDS = ("opo", "gdpo", "gigpo", "mt_grpo", "turn_credit")
+RESUMED = (*RATIOS, *REWARDS, "distillation", "own teacher")
 EXPERTS = ("experts", "experts, ppo")
 LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "one": (1, "", ("grpo", *EXPERTS)),
@@ -42,6 +44,17 @@ def test_three_steps(parity: Parity, layout: str, case: str) -> None:
     """Metrics, gradients and weights; metrics on every rank. The metrics' names are the same too."""
     world_size, flags, cases = LAYOUTS[layout]
     assert_equal(parity.megatron(world_size, flags, cases)[case], parity.embedded(case))
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_is_the_run(parity: Parity, case: str) -> None:
+    """Bit for bit, on both ranks."""
+    results = parity.megatron(2, TP2, RESUMED, job="resumed", folder=str(parity.root / "resumed"))[case]
+    for whole, parts in results:
+        assert [str(metrics) for metrics in parts["metrics"]] == [str(metrics) for metrics in whole["metrics"][1:]]
+        for role in ("actor weights", "critic weights"):
+            assert whole.get(role, {}).keys() == parts.get(role, {}).keys()
+            assert all(torch.equal(parts[role][name], tensor) for name, tensor in whole.get(role, {}).items())
 
 
 def test_a_critic_from_elsewhere_is_the_one_that_learns_first(parity: Parity) -> None:

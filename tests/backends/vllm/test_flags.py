@@ -1,4 +1,4 @@
-"""The list of --vllm-* flags, and what a launch sets, against the parser of the installed vLLM."""
+"""The list of --vllm-* flags, what a launch sets, and the recorded architectures, against the installed vLLM."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from slime_commands.models.presets import ENGINES
 from slime_engine_vllm.environment import server_environment
 from slime_engine_vllm.flags import FLAGS
 from slime_engine_vllm.launch import server_arguments
 
 from slime_core.config import Args
+from tests.scripts import load_script
 
 pytestmark = [pytest.mark.backends, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -36,3 +38,9 @@ def test_the_installed_vllm_has_every_flag(vllm_python: Path) -> None:
         assert f"--{name.replace('_', '-')}" in known, name
     for name, (kind, _) in FLAGS.items():
         assert known[f"--{name.replace('_', '-')}"] == (kind is bool), name
+
+
+def test_the_recorded_architectures_are_the_installed_ones(vllm_python: Path) -> None:
+    script = load_script("scripts/snapshot_engine_models.py")
+    recorded = json.loads(ENGINES.read_text())["vllm"]
+    assert json.loads(script.recorded(vllm_python, script.VLLM)) == recorded

@@ -1,10 +1,12 @@
-"""Adapters alone for a vLLM server of the run: every transport, requests in flight, refusals."""
+"""Adapters alone for a vLLM server of the run: every transport, requests in flight, refusals, a killed server."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from slime_engine_vllm.engine import VllmEngine
 from slime_testing_contracts import engine_reference as reference
 
 from slime_core.config import Args
-from slime_core.errors import WeightSyncError
+from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
+from tests.backends.vllm.test_faults import processes, until_back
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1800)]
 
@@ -47,8 +50,20 @@ def gap(output: Any, sent: Weights, tokens: slice = slice(None)) -> float:
     return float((expected - torch.tensor(output.log_probs)).abs()[tokens].max())
 
 
+async def with_engine(args: Args, use: Callable[[VllmEngine], Awaitable[None]]) -> None:
+    engine = VllmEngine(args)
+    await engine.start()
+    try:
+        await use(engine)
+    finally:
+        await engine.stop()
+
+
 def test_adapters_are_served(vllm_args: Callable[..., Args], tmp_path: Path) -> None:
-    args = vllm_args(tmp_path, rollout_num_gpus=1, lora_rank=3, lora_unmerged=True)
+    args = vllm_args(
+        tmp_path, rollout_num_gpus=1, lora_rank=3, lora_unmerged=True, use_fault_tolerance=True,
+        rollout_health_check_interval=1, rollout_health_check_first_wait=1, rollout_health_check_timeout=60,
+    )  # fmt: skip
 
     async def use(engine: VllmEngine) -> None:
         assert gap(await engine.generate(PROMPT, PARAMS), {}) < 5e-5
@@ -83,18 +98,36 @@ def test_adapters_are_served(vllm_args: Callable[..., Args], tmp_path: Path) -> 
                 await engine.update_weights_from_tensor((first | wrong).items(), 3)
             assert gap(await engine.generate(PROMPT, PARAMS), second) < 5e-5
 
-        # From files.
+        # From files; a server that is killed comes back with them.
         copy_assets(args.hf_checkpoint, tmp_path / "v4")
         write_weights(tmp_path / "v4", iter(first.items()), shard_bytes=20_000)
         await engine.update_weights_from_disk(tmp_path / "v4", 4)
         assert gap(await engine.generate(PROMPT, PARAMS), first) < 5e-5
+        os.kill(processes(engine)[0].pid, signal.SIGKILL)
+        output = await engine.generate(PROMPT, PARAMS)
+        assert gap(output, first) < 5e-5
+        assert set(output.meta_info["token_weight_versions"]) == {4}
+        await until_back(engine, 1)
 
-    async def inside() -> None:
-        engine = VllmEngine(args)
-        await engine.start()
-        try:
-            await use(engine)
-        finally:
-            await engine.stop()
+    asyncio.run(with_engine(args, use))
 
-    asyncio.run(inside())
+
+def test_requests_choose_among_adapters(vllm_args: Callable[..., Args], tmp_path: Path) -> None:
+    names = ["planner", "solver"]
+    args = vllm_args(tmp_path, rollout_num_gpus=1, lora_rank=3, lora_unmerged=True, lora_adapters=names)
+
+    def sent(of: dict[str | None, Weights]) -> list[tuple[str, torch.Tensor]]:
+        return [(f"adapters.{who}.{n}" if who else n, t) for who, part in of.items() for n, t in part.items()]
+
+    async def use(engine: VllmEngine) -> None:
+        for version in (1, 2):
+            of: dict[str | None, Weights] = {who: adapters(10 * version + i) for i, who in enumerate((None, *names))}
+            await engine.update_weights_from_tensor(sent(of), version)
+            asked = [None, *names] * 2
+            outputs = await asyncio.gather(*(engine.generate(PROMPT, PARAMS, adapter=who) for who in asked))
+            assert all(gap(output, of[who]) < 5e-5 for who, output in zip(asked, outputs))
+            assert gap(outputs[1], of["solver"]) > 0.1
+            with pytest.raises(EngineError, match="adapter 'critic' is not served; servers have: planner solver"):
+                await engine.generate(PROMPT, PARAMS, adapter="critic")
+
+    asyncio.run(with_engine(args, use))

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.backends.whole_runs import running, samples
 from tests.conftest import SLIME, TinyRun
@@ -21,7 +23,7 @@ def train(tiny: TinyRun, folder: Path, **flags: Any) -> Path:
     save, template = folder / "run", folder / "samples" / "{rollout_id}.jsonl"
     argv = tiny.argv(
         save, num_rollout=ROLLOUTS, eval_interval=None, eval_prompt_data=None, rollout_engine="vllm", device="cpu",
-        check_weight_update_equal=True, save_debug_rollout_data=template, **flags,
+        save_debug_rollout_data=template, **{"check_weight_update_equal": True} | flags,
     )  # fmt: skip
     with running([SLIME, "train", *argv], folder, folder / "log") as started:
         started.finish()
@@ -38,12 +40,61 @@ def train(tiny: TinyRun, folder: Path, **flags: Any) -> Path:
     return save
 
 
-def test_a_run_trains_on_a_server_that_runs_already(tiny: TinyRun, vllm_server: str, tmp_path: Path) -> None:
+def test_a_run_trains_on_a_server_that_runs_already(tiny: TinyRun, lent_server: str, tmp_path: Path) -> None:
     """By broadcast, as the run did not launch the server."""
-    save = train(tiny, tmp_path, rollout_external_engine_addrs=vllm_server)
+    save = train(tiny, tmp_path, rollout_external_engine_addrs=lent_server)
     assert not (save / "engines").exists()
+
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "one-step": {"async": True},
+    "full": {"async": True, "async_mode": "full", "sglang_server_concurrency": 6, "max_staleness": 2, "use_tis": True},
+    "partial": {"partial_rollout": True, "over_sampling_batch_size": 8, "sglang_server_concurrency": 24},
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_tokens_have_the_log_probs_of_their_versions(
+    tiny: TinyRun, lent_server: str, tmp_path: Path, loop: str
+) -> None:
+    """With weights that come in flight, or samples that the next rollout continues."""
+    save, template = tmp_path / "run", tmp_path / "samples" / "{rollout_id}.jsonl"
+    argv = tiny.argv(
+        save, num_rollout=4, eval_interval=None, eval_prompt_data=None, rollout_engine="vllm", device="cpu",
+        save_debug_rollout_data=template, rollout_max_response_len=96, lr="1e-2",
+        rollout_external_engine_addrs=lent_server, **LOOPS[loop],
+    )  # fmt: skip
+    with running([SLIME, "train", *argv], tmp_path, tmp_path / "log") as started:
+        started.finish()
+    directories = [tiny.root / "model", *(save / "checkpoints" / f"rollout_{number:07d}" for number in range(3))]
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in directories]
+    mixed = 0
+    for rollout in range(4):
+        for sample in samples(template, rollout):
+            versions, count = torch.tensor(sample["token_weight_versions"]), sample["response_length"]
+            assert len(versions) == count > 0
+            mixed += len(versions.unique()) > 1
+            told = torch.tensor(sample["rollout_log_probs"], dtype=torch.float64)
+            ids = torch.tensor([sample["tokens"]])
+            for version in versions.unique().tolist():
+                with torch.no_grad():
+                    logits = models[version - 1](ids).logits[0, -count - 1 : -1].double()
+                wanted = logits.log_softmax(-1).gather(1, ids[0, -count:, None])[:, 0]
+                assert float((wanted - told)[versions == version].abs().max()) < 5e-5, (rollout, version)
+    assert (mixed > 0) == (loop != "one-step")
 
 
 def test_a_run_trains_on_a_server_of_its_own(tiny: TinyRun, vllm_python: Path, tmp_path: Path) -> None:
     save = train(tiny, tmp_path, engine_python=vllm_python, engine_start_timeout=900)
     assert "POST /inference/v1/generate" in (save / "engines/default/0.log").read_text()
+
+
+def test_a_run_trains_adapters_that_the_server_adds(tiny: TinyRun, vllm_python: Path, tmp_path: Path) -> None:
+    """An update of adapters that the server did not take shows as a gap of log-probs."""
+    save = train(
+        tiny, tmp_path, check_weight_update_equal=None, engine_python=vllm_python, engine_start_timeout=900,
+        lora_rank=4, lora_alpha=8, lora_unmerged=True, lr="1e-2",
+    )  # fmt: skip
+    sent = [line["perf/update_weights_wire_bytes"] for line in metrics(save) if "train/loss" in line]
+    whole = (tiny.root / "model/model.safetensors").stat().st_size
+    assert max(sent) < whole / 4

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from slime_engine_http.weights.shared_memory import SharedBuffer
 from slime_engine_vllm.engine import VllmEngine
+from slime_engine_vllm.weights import VllmUpdates
 from slime_testing_contracts import engine_reference as reference
 from slime_testing_contracts.tiny import tiny_model
 
@@ -140,6 +142,57 @@ def test_weights_that_do_not_fit_are_refused(
         async with started() as engine:  # as the next run finds it
             await by_tensor(engine, reference.weights(), 99, tmp_path)
             assert gap(await engine.generate(PROMPT, PARAMS), 1.0) < 5e-5
+
+    asyncio.run(inside())
+
+
+@pytest.mark.parametrize("buffer", [1 << 30, 150_000])
+def test_memory_that_is_not_whole_is_refused(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
+) -> None:
+    """The last bucket is short: old weights go on serving unless the buckets before it were loaded."""
+    push = VllmUpdates.push_shared
+
+    async def spoiled(self: Any, *sent: Any, last: bool) -> None:
+        with monkeypatch.context() as patch:
+            if last:
+                patch.setattr(SharedBuffer, "offset", 1 << 30)
+            await push(self, *sent, last=last)
+
+    async def inside() -> None:
+        async with started(update_weight_buffer_size=buffer) as engine:
+            with monkeypatch.context() as patch:
+                patch.setattr(VllmUpdates, "push_shared", spoiled)
+                with pytest.raises(WeightSyncError, match="is shorter than"):
+                    await by_tensor(engine, reference.weights(NEW), 1, tmp_path)
+            if buffer > 150_000:
+                assert gap(await engine.generate(PROMPT, PARAMS), 1.0) < 5e-5
+            else:
+                assert not engine.pool.ready
+        async with started() as engine:  # as the next run finds it
+            await by_tensor(engine, reference.weights(), 99, tmp_path)
+            assert gap(await engine.generate(PROMPT, PARAMS), 1.0) < 5e-5
+
+    asyncio.run(inside())
+
+
+@pytest.mark.parametrize("layer", [1, 7])
+def test_a_server_that_runs_out_of_memory_serves_the_next_update(
+    started: Started, tmp_path: Path, out_of_memory: Path, layer: int
+) -> None:
+    """vLLM's reload leaves a layer without memory then, and the copies of later updates go nowhere."""
+
+    async def inside() -> None:
+        async with started() as engine:
+            out_of_memory.write_text(str(layer))
+            with pytest.raises(WeightSyncError, match=r"MemoryError: planted.*; a part was written"):
+                await by_tensor(engine, reference.weights(NEW), 1, tmp_path)
+            assert not out_of_memory.exists()
+            assert not engine.pool.ready
+        async with started() as engine:
+            for version, scale in ((98, NEW), (99, 1.0)):
+                await by_tensor(engine, reference.weights(scale), version, tmp_path)
+                assert gap(await engine.generate(PROMPT, PARAMS), scale) < 5e-5
 
     asyncio.run(inside())
 

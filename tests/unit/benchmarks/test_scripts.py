@@ -31,7 +31,9 @@ TINY = {
     ],
     "buffer.py --groups 130 --state-groups 20 --group-size 2": ["fifo", "function", "priority", "stratified", "replay"],
     "weight_sync.py --millions 0.5 --repeat 1": ["embedded"],
-    "engines.py --engine-python= --concurrency 1 4 --tokens 4 --repeat 1": ["SGLang is left out", "embedded"],
+    "engines.py --engine-python= --concurrency 1 4 --tokens 4 --repeat 1": [
+        "SGLang is left out", "embedded", "log-prob gap",
+    ],
     "watching.py --rounds 1 --rollouts 3 --most 9": ["invariants", "kept", "both"],
     "end_to_end.py --only slime --prompts 2 --group-size 4 --new-tokens 4 --rollouts 1 --repeats 1 --micro-batch 8": [
         "8 samples (2 prompts x 4) of 4 new tokens", "bound: matrix products alone",

@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
     learn = own.command in ("train", "sft")
     settings = load_settings(rest, command=own.command)
     with TemporaryDirectory(prefix="slime-check-") as folder:
-        elsewhere = _to_be_made(settings, Path(folder))
+        elsewhere = made_elsewhere(settings, Path(folder))
         if elsewhere:
             origins = settings.origins
             settings = load_settings([*rest, *elsewhere], command=own.command)
@@ -122,7 +122,7 @@ def check_flags(argv: Sequence[str], *, command: str = "train") -> Settings:
     return settings
 
 
-def _to_be_made(settings: Settings, folder: Path) -> list[str]:
+def made_elsewhere(settings: Settings, folder: Path) -> list[str]:
     """Return flags that make the recipe create missing inputs in the folder, under the names of the run's inputs."""
     args = settings.args
     if not args.prepare_path:

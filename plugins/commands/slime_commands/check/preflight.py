@@ -7,6 +7,7 @@ meanwhile `slime_testing_probes` calls each once in another interpreter.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -200,6 +201,9 @@ def _tokenizer(run: Prepared, tokenizer: Any) -> Iterator[Finding]:
     back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
     if back != text:
         yield Finding("tokenizer", Level.NOTE, f"text does not survive encoding: {text!r} comes back as {back!r}")
+    if beyond := [i for i in run.args.rollout_stop_token_ids or () if not 0 <= i < len(tokenizer)]:
+        text = f"the tokenizer has {len(tokenizer)} tokens, and no {', '.join(map(str, beyond))}"
+        yield Finding("tokenizer", Level.ERROR, f"{run.settings.cite('rollout_stop_token_ids')}: {text}")
     if not run.args.apply_chat_template:
         return
     question, answer = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
@@ -216,6 +220,34 @@ def _tokenizer(run: Prepared, tokenizer: Any) -> Iterator[Finding]:
             "a conversation with its answer does not begin with the prompt that asked for it; several turns will not"
             " be the tokens that were sampled",
         )
+        return
+    before, _, after = full.removeprefix(asked).partition(str(answer["content"]))
+    if before.strip() and asked == render_messages(tokenizer, [question]):
+        text = f"a prompt ends without {before!r}, which comes before an answer: the template ignores"
+        yield Finding(
+            "chat template", Level.WARNING, f"{text} add_generation_prompt, so the model writes on as the user"
+        )
+    yield from _ends(run, tokenizer, after)
+
+
+def _ends(run: Prepared, tokenizer: Any, after: str) -> Iterator[Finding]:
+    """Compare the token that ends an answer in the template with the tokens that end generation."""
+    args, directory = run.args, Path(run.args.hf_checkpoint)
+    end = next((token for token in tokenizer.get_added_vocab() if token and after.strip().startswith(token)), None)
+    ends = {tokenizer.eos_token_id, *(args.rollout_stop_token_ids or ())}
+    for name in ("config.json", "generation_config.json"):
+        if (directory / name).is_file():
+            said = json.loads((directory / name).read_text(encoding="utf-8")).get("eos_token_id")
+            ends |= {*said} if isinstance(said, list) else {said}
+    if (
+        end is None
+        or tokenizer.convert_tokens_to_ids(end) in ends
+        or any(end in stop for stop in args.rollout_stop or ())
+    ):
+        return
+    number = tokenizer.convert_tokens_to_ids(end)
+    text = f"an answer ends with {end!r} (id {number}), which does not end generation: answers run to their limit"
+    yield Finding("chat template", Level.WARNING, f"{text}; type --rollout-stop-token-ids {number}")
 
 
 # -- arithmetic, paths, space --------------------------------------------------------------------------------
@@ -295,7 +327,7 @@ def _disk(run: Prepared) -> Iterator[Finding]:
     if not (Path(args.hf_checkpoint) / "config.json").is_file():
         return
     try:
-        elements = sum(_elements(path) for path in weight_files(args.hf_checkpoint))
+        elements = sum(num_elements(path) for path in weight_files(args.hf_checkpoint))
     except SlimeError as error:
         yield Finding("disk", Level.ERROR, str(error))
         return
@@ -316,8 +348,8 @@ def _disk(run: Prepared) -> Iterator[Finding]:
         yield Finding("disk", Level.OK, shown)
 
 
-def _elements(path: Path) -> int:
-    """Elements of a file of weights. Raises ConfigError for one that is cut."""
+def num_elements(path: Path) -> int:
+    """Return the elements of a file of weights. Raises ConfigError for one that is cut."""
     try:
         with safe_open(path, framework="pt") as file:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

@@ -1,13 +1,14 @@
 """`slime models` (train): list the architecture numbers of published models, for --model; import a GGUF file.
 
 Only the import loads torch. A preset is no checkpoint. It saves stating numbers by hand and is compared with
-config.json when a run starts. A column for each trainer says whether it takes the family.
+config.json when a run starts. A column for each trainer and server says whether it takes the family.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 _KINDS = ("models", "megatron_models")
 """Kinds of the plugins that describe a family to slime's own decoder, and to Megatron."""
 _TRAINERS = ("embedded", "fsdp", "megatron")
-"""Columns of `slime models list`; "embedded" is the engine, too."""
+"""Columns of `slime models list`, before those of the servers; "embedded" is the engine, too."""
 _NOTE = """
 embedded (trainer and engine) and fsdp: `slime` has a decoder of its own, `transformers` runs the class of transformers
-(--model-impl). The engines sglang and vllm serve the families of their release."""
+(--model-impl). Engines with servers: {engines} have a model of the architecture."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,7 +34,9 @@ def add_parser(subparsers: Any) -> None:
     text = "the architecture numbers of published models; import a GGUF file"
     parser = subparsers.add_parser("models", help=text, description=text)
     commands = parser.add_subparsers(dest="models_command", required=True, metavar="COMMAND")
-    listed = commands.add_parser("list", help="every preset", description="every preset, and which trainers know it")
+    listed = commands.add_parser(
+        "list", help="every preset", description="every preset, and which trainers and engines know it"
+    )
     listed.add_argument("--json", action="store_true", help="print JSON")
     shown = commands.add_parser("show", help="one preset's numbers, parameters and FLOPs")
     shown.add_argument("name")
@@ -80,16 +83,19 @@ def run(namespace: argparse.Namespace) -> int:
 
 def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
     from slime_commands.models.count import active_parameters, parameters
+    from slime_commands.models.presets import ENGINES
     from slime_core.plugins.manager import current_registry
     from slime_core.text import table
 
     own, megatron = ({ref.name for ref in current_registry() if ref.kind == kind} for kind in _KINDS)
     transformers = _families_of_transformers()
+    engines = json.loads(ENGINES.read_text(encoding="utf-8"))
     rows = []
     for preset in presets:
         n, family = preset.numbers, preset.model_type
         run_by = "slime" if family in own else "transformers" if family in transformers else None
         known = dict(zip(_TRAINERS, (run_by, run_by, family in megatron), strict=True))
+        known |= {name: preset.architecture in told["architectures"] for name, told in engines.items()}
         rows.append((preset, parameters(n), active_parameters(n), n.experts.number if n.experts else None, known))
     if as_json:
         found = [
@@ -107,7 +113,7 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
         ]
         print(json_text(found, indent=2))
         return
-    header = ("NAME", "FAMILY", "SIZE", "ACTIVE", "LAYERS", "EXPERTS", *map(str.upper, _TRAINERS))
+    header = ("NAME", "FAMILY", "SIZE", "ACTIVE", "LAYERS", "EXPERTS", *map(str.upper, (*_TRAINERS, *engines)))
     cells = [
         (
             preset.name,
@@ -120,7 +126,8 @@ def _print_list(presets: list[ModelPreset], *, as_json: bool) -> None:
         )
         for preset, size, active, experts, known in rows
     ]
-    print("\n".join(table([header, *cells])), _NOTE, sep="\n")
+    note = _NOTE.format(engines=", ".join(f"{name} {told['version']}" for name, told in engines.items()))
+    print("\n".join(table([header, *cells])), note, sep="\n")
 
 
 def _families_of_transformers() -> set[str]:

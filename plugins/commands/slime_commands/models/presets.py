@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ from slime_commands.models.numbers import Numbers, read_numbers
 
 if TYPE_CHECKING:
     from slime_core.config import Settings
+
+
+ENGINES = Path(__file__).with_name("engines.json")
+"""Architectures of SGLang's and vLLM's servers, written by scripts/snapshot_engine_models.py."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class ModelPreset:
     def model_type(self) -> str:
         """HF's name of the family."""
         return str(self.config["model_type"])
+
+    @property
+    def architecture(self) -> str:
+        """Name of the model's class, by which servers find it."""
+        return str(self.config["architectures"][0])
 
     def flags(self) -> dict[str, Any]:
         """Return the model's numbers as Megatron's flags."""

@@ -37,7 +37,7 @@ def slime_preflight(run: Prepared) -> list[Finding]:
         parameters = Parameters.of_directory(Path(run.args.hf_checkpoint)).total
     except (OSError, ValueError):  # other checks name the file
         parameters = 0
-    return [*_processes(run, parameters), *_choices(run.settings, parameters)]
+    return [*_processes(run, parameters), *choices(run.settings, parameters)]
 
 
 @hookimpl
@@ -78,8 +78,8 @@ def _processes(run: Prepared, parameters: int) -> Iterator[Finding]:
         yield Finding("processes", Level.NOTE, text)
 
 
-def _choices(settings: Settings, parameters: int) -> Iterator[Finding]:
-    """Settings with which runs rarely learn (docs/how-to/choose-settings.md)."""
+def choices(settings: Settings, parameters: int) -> Iterator[Finding]:
+    """Yield warnings about settings with which runs rarely learn (docs/how-to/choose-settings.md)."""
     from slime_commands.plan.choices import COLD, HOT, complaint
     from slime_core.protocols.command import Finding, Level
 

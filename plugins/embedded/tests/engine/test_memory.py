@@ -1,17 +1,153 @@
-"""Weights and KV cache of the embedded engine, freed and taken again."""
+"""Memory of the engine: the prefix cache, packed matrices, what is released and taken back."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from slime_embedded.engine.kv_cache import KVCache
+from slime_embedded.engine.linear import Linear, packed_kernel_works
+from slime_embedded.engine.prefix_cache import BLOCK, PrefixCache
+from slime_embedded.engine.sampling_params import SamplingParams
+from slime_embedded.engine.sequence import Sequence
+from slime_embedded.kernels import load
 
 from slime_core.errors import EngineError, WeightSyncError
+from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import read_weights
 from slime_core.weights.sync import tensor_checksum
 from tests.embedded_cores import make_core, prompts, run
+from tests.sweeps import sweep
+
+CONFIG = ModelConfig("llama", 50, 8, 8, 1, 1, 1, 4, 1e-6, 1e4, None, 4096, False)
+
+
+def make_cache() -> KVCache:
+    return KVCache(CONFIG, torch.device("cpu"), torch.float32, max_tokens=65536, max_context=4096)
+
+
+def stored(cache: KVCache, tokens: list[int]) -> Sequence:
+    """A running sequence whose keys hold its token ids, so a wrong copy is seen."""
+    sequence = Sequence("r", list(tokens), SamplingParams(), 0, 10, frozenset())
+    cache.arena_for(len(tokens)).place(sequence)
+    assert sequence.arena is not None
+    values = torch.tensor(tokens, dtype=torch.float32)[None, None, None, :, None]
+    sequence.arena.kv[:, :, sequence.row, :, : len(tokens)] = values
+    return sequence
+
+
+def test_matches_agree_with_a_search_through_everything() -> None:
+    rng = random.Random(0)
+    cache, prefixes = make_cache(), PrefixCache()
+    kept: list[list[int]] = []
+    for _ in range(60):
+        base = rng.choice(kept) if kept and rng.random() < 0.7 else []
+        tokens = base[: rng.randrange(len(base) + 1)] + [rng.randrange(3) for _ in range(rng.randrange(1, 60))]
+        found, length = prefixes.match(tokens, len(tokens) - 1)
+        shared = [
+            next((i for i, (a, b) in enumerate(zip(k, tokens[:-1])) if a != b), min(len(k), len(tokens) - 1))
+            for k in kept
+        ]
+        best = max(shared, default=0)
+        # Blocks decide which owner is found: nothing below one block, and never a block less than the best.
+        assert (found is None) == (best < BLOCK)
+        assert best - BLOCK < length <= best or found is None
+        if found is not None:
+            copied = found.read(length)[0, 0, 0, :, 0].tolist()
+            assert copied == tokens[:length]
+        sequence = stored(cache, tokens)
+        prefixes.keep(sequence, 1 << 30)
+        if len(tokens) > BLOCK:
+            kept.append(tokens[:-1])
+        cache.free(sequence)
+
+
+def test_eviction_is_least_recently_used_and_bounded() -> None:
+    cache, prefixes = make_cache(), PrefixCache()
+    prompts = [[i] * 41 for i in range(3)]
+    for tokens in prompts:
+        prefixes.keep(stored(cache, tokens), 120)
+    assert prefixes.finished_tokens == 120
+    prefixes.match(prompts[0], 40)
+    prefixes.keep(stored(cache, [9] * 41), 120)
+    assert prefixes.finished_tokens == 120
+    assert [prefixes.match(tokens, 40)[1] for tokens in prompts] == [40, 0, 40]
+    prefixes.keep(stored(cache, [8] * 200), 120)
+    assert prefixes.match([8] * 200, 199)[1] == 0
+    prefixes.clear()
+    assert prefixes.match(prompts[0], 40) == (None, 0)
+    assert prefixes.finished_tokens == 0
+
+
+def test_a_running_sequence_offers_its_row_until_it_is_dropped() -> None:
+    cache, prefixes = make_cache(), PrefixCache()
+    sequence = stored(cache, list(range(40)))
+    other = stored(cache, list(range(10, 40)))
+    prefixes.add_running(sequence, 40)
+    owner, length = prefixes.match([*range(30), 0, 0], 31)
+    assert length == 30
+    assert owner is not None
+    assert owner.read(30)[0, 1, 0, :, 0].tolist() == list(range(30))
+    prefixes.drop_running(sequence)
+    cache.free(sequence)
+    assert other.row == 0
+    assert prefixes.match(list(range(40)), 39) == (None, 0)
+
+
+@sweep("rows, bias, out, source", product([1, 2, 7, 8, 9, 64, 200], [False, True], [96, 512, 520], ["decode", None]))
+def test_every_kernel_gives_the_product_of_the_present_weight(
+    rows: int, bias: bool, out: int, source: str | None
+) -> None:
+    torch.manual_seed(rows)
+    weight, offset = torch.randn(out, 256), torch.randn(out) if bias else None
+    linear = Linear(weight, offset, kernels=None if source is None else load(source))
+    x = torch.randn(rows, 256)
+    for _ in range(2):
+        _ = linear.pack(weight, weight) or linear.repack()
+        expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+        torch.testing.assert_close(linear(x).double(), expected, atol=1e-4, rtol=1e-5)
+        weight.normal_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(520, 256), (512, 512)])
+@pytest.mark.skipif(not packed_kernel_works(torch.float32), reason="torch has no packed product here")
+@pytest.mark.parametrize("source", ["decode", None])
+def test_a_packed_copy_alone_serves_and_is_read_back(
+    dtype: torch.dtype, shape: tuple[int, int], source: str | None
+) -> None:
+    """What lies in `weight` meanwhile is another projection's."""
+    kernels = load(source) if source is not None and dtype == torch.float32 else None
+    weight, x = torch.empty(shape, dtype=dtype), torch.randn(1, shape[1]).to(dtype)
+    linear = Linear(weight, None, alone=True, kernels=kernels)
+    for _ in range(3):
+        given = torch.randn(shape).to(dtype)
+        if not linear.pack(given, weight):
+            weight.copy_(given)
+            linear.repack()
+        weight.fill_(float("nan"))
+        torch.testing.assert_close(linear(x), F.linear(x, given), rtol=1e-2, atol=1e-3)
+        linear.unpack()
+        assert torch.equal(weight, given)
+
+
+@pytest.mark.skipif(load("decode") is None, reason="no C compiler")
+def test_rows_are_packed_as_a_write_through_the_view_would_lay_them() -> None:
+    weight, parts = torch.empty(160, 48), [torch.randn(rows, 48) for rows in (96, 64)]
+    linear = Linear(weight, None, alone=True, kernels=load("decode"))
+    places = weight[:96].view(2, 24, 2, 48).transpose(1, 2), weight[96:]
+    for part, place in zip(parts, places):
+        assert linear.pack(part, place)
+    linear.unpack()
+    for part, place in zip(parts, places):
+        assert torch.equal(place.reshape(part.shape), part)
+
 
 MakeModel = Callable[..., tuple[Path, Any]]
 SAMPLED = {"temperature": 0.9, "max_new_tokens": 24, "ignore_eos": True, "sampling_seed": 5}

@@ -1,6 +1,10 @@
+"""Sampling parameters, sampling, and text from tokens."""
+
 from __future__ import annotations
 
+import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +12,49 @@ import pytest
 import torch
 from slime_embedded.engine.sampler import SamplingBatch, ScoreTokens, derive_seed, uniforms
 from slime_embedded.engine.sampling_params import SamplingParams
-from slime_embedded.engine.sequence import Sequence
+from slime_embedded.engine.sequence import Sequence, TextStream, decode
 from slime_embedded.models.batch_invariant import log_probs_of
+
+from slime_core.errors import EngineError
+
+
+def test_defaults_and_none_are_sglangs() -> None:
+    params = SamplingParams.parse({"temperature": None, "stop": None})
+    assert params == SamplingParams()
+    assert (params.max_new_tokens, params.temperature, params.top_p, params.top_k) == (128, 1.0, 1.0, -1)
+
+
+def test_values_are_normalised() -> None:
+    params = SamplingParams.parse({"stop": "a", "stop_token_ids": [3, 4], "max_new_tokens": 5.0, "temperature": 1})
+    assert params.stop == ("a",)
+    assert params.stop_token_ids == (3, 4)
+    assert params.max_new_tokens == 5
+    assert SamplingParams.parse({"stop": ["a", "", "b"]}).stop == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"top-p": 0.5}, ["top-p", "top_p"]),
+        ({"temprature": 0.5}, ["temprature", "temperature"]),
+        ({"qqqq": 1}, ["qqqq", "max_new_tokens"]),
+        ({"top_p": "0.5"}, ["top_p", "'0.5'", "number"]),
+        ({"top_p": float("nan")}, ["top_p", "nan"]),
+        ({"temperature": float("inf")}, ["temperature", "inf"]),
+        ({"top_k": 0}, ["top_k", "0", "-1"]),
+        ({"ignore_eos": 1}, ["ignore_eos", "true or false"]),
+        ({"stop": [1]}, ["stop", "strings"]),
+        ({"stop_token_ids": ["a"]}, ["stop_token_ids", "'a'"]),
+        ({"sampling_seed": 1.5}, ["sampling_seed", "1.5"]),
+        ({"repetition_penalty": 1e39}, ["repetition_penalty", "1e+39", "100"]),
+        ({"presence_penalty": 9}, ["presence_penalty", "9"]),
+    ],
+)
+def test_mistakes_name_key_value_and_what_is_allowed(raw: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(EngineError) as caught:
+        SamplingParams.parse(raw)
+    assert all(word in str(caught.value) for word in words)
+
 
 LOGITS = torch.tensor([0.0, 1.5, -1.0, 0.5, 2.0, -3.0, 0.1])
 
@@ -153,3 +198,51 @@ def test_sequences_that_keep_what_they_were_sampled_among(params: dict[str, Any]
     assert (plain.kept, greedy.kept) == ([], [])
     full = LOGITS.double().log_softmax(0)
     assert log_probs[[0, -1]].tolist() == pytest.approx(full[tokens[[0, -1]]].tolist(), abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(byte_tokenizer)
+
+
+def feed(tokenizer: Any, text: str, *stop: str) -> tuple[TextStream, list[str], str | None]:
+    stream = TextStream(tokenizer, SamplingParams(stop=stop))
+    ids, shown = tokenizer.encode(text), []
+    for n in range(1, len(ids) + 1):
+        match = stream.update(ids[:n], final=n == len(ids))
+        shown.append(stream.safe_text)
+        if match is not None:
+            return stream, shown, match
+    return stream, shown, None
+
+
+@pytest.mark.parametrize("text", ["plain", "gr\u00fc\u00dfe \u4f60\u597d \U0001f600!", "a<|end|>b", "  two  spaces "])
+def test_the_stream_ends_with_the_whole_text_and_never_takes_back(tokenizer: Any, text: str) -> None:
+    stream, shown, match = feed(tokenizer, text)
+    assert match is None
+    assert stream.text == decode(tokenizer, tokenizer.encode(text), SamplingParams())
+    for earlier, later in itertools.pairwise(shown):
+        assert later.startswith(earlier)
+        assert "\ufffd" not in later
+
+
+def test_broken_characters_are_shown_at_the_end_only(tokenizer: Any) -> None:
+    stream = TextStream(tokenizer, SamplingParams())
+    ids = tokenizer.encode("\u4f60")[:2]
+    assert stream.update(ids) is None
+    assert stream.text == ""
+    stream.update(ids, final=True)
+    assert "\ufffd" in stream.text
+
+
+def test_the_first_stop_string_wins_and_its_beginning_is_held_back(tokenizer: Any) -> None:
+    stream, shown, match = feed(tokenizer, "one STOP two END", "END", "STOP", "TOPX")
+    assert match == "STOP"
+    assert stream.stop_at == 4
+    assert stream.text[: stream.stop_at] == "one "
+    assert all("S" not in text for text in shown[:-1])
+    _, shown, match = feed(tokenizer, "one STO two", "STOP")
+    assert match is None
+    assert shown[-1] == "one STO two"

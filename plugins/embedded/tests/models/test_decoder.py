@@ -1,4 +1,4 @@
-"""The decoder against transformers' models of the same weights."""
+"""The decoder and its parts against plain implementations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slime_embedded.models.batch_invariant import by_tile
 from slime_embedded.models.decoder import Decoder, init_weights
+from slime_embedded.models.feed_forward import MixtureOfExperts
+from slime_embedded.models.logprobs import response_log_probs
+from slime_embedded.models.packed import GROUP_FLOOR, GROUP_RATIO, PackedLayout, _row_map
+from slime_embedded.models.rope import apply_rope, rope_cos_sin
+from slime_embedded.models.routing import FREE, LayerRouting, Routing
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from slime_core.errors import CheckpointError
-from slime_core.models.config import ModelConfig
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.models.config import ModelConfig, MoEConfig
 
 torch.set_num_threads(1)
 
@@ -146,3 +152,258 @@ def test_a_stored_copy_of_a_tied_head_and_old_rope_buffers_are_ignored() -> None
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
     decoder = Decoder.from_weights(config, weights.items())
     assert decoder.head_weight is decoder.model.embed_tokens.weight
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def hf_config(**rope: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "vocab_size": 9, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "max_position_embeddings": 4096, "head_dim": 16,
+        "rope_parameters": {"rope_theta": 5e5, "rope_type": "default", **rope},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rope", [{}, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
+def test_rotations_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    raw = hf_config(**rope)
+    config = ModelConfig.from_hf(raw)
+    positions = torch.tensor([0, 1, 2, 17, 300, 4000])
+    cos, sin = rope_cos_sin(config, positions, "cpu")
+    x = torch.randn(1, 4, 6, 16)
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**raw))(x, positions[None])
+    torch.testing.assert_close(cos, theirs[0][0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(sin, theirs[1][0], atol=1e-6, rtol=0)
+    expected, _ = apply_rotary_pos_emb(x, x, *theirs)
+    torch.testing.assert_close(apply_rope(x[0].transpose(0, 1), cos, sin), expected[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("rope", "word"), [({"rope_type": "yarn", "factor": 2.0}, "yarn"), ({"rope_type": "linear"}, "factor")]
+)
+def test_unknown_scaling_is_refused(rope: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        rope_cos_sin(ModelConfig.from_hf(hf_config(**rope)), torch.arange(2), "cpu")
+
+
+MIXED = [5, 70, 33, 1, 300, 64, 65, 71, 310]
+
+
+def test_groups_hold_every_sequence_once_and_pad_little() -> None:
+    layout = PackedLayout.build(MIXED)
+    assert sum(n for n, _ in layout.groups) == len(MIXED)
+    longest_first = sorted(MIXED, reverse=True)
+    for n, length in sorted(layout.groups, key=lambda g: -g[1]):
+        members, longest_first = longest_first[:n], longest_first[n:]
+        assert members[0] == length
+        assert length <= GROUP_FLOOR or members[-1] * GROUP_RATIO >= length
+
+
+@pytest.mark.parametrize("lengths", [MIXED, [7], [4, 4, 4], [2, 4, 3]])
+def test_split_gives_padded_sequences_and_join_brings_the_rows_back(lengths: list[int]) -> None:
+    layout = PackedLayout.build(lengths)
+    x = torch.randn(sum(lengths), 6)
+    parts = layout.split(x, heads=2)
+    assert torch.equal(layout.join(parts), x)
+    sequences = {tuple(s.flatten().tolist()) for s in torch.split(x, lengths)}
+    found = set()
+    for part, (n, length) in zip(parts, layout.groups, strict=True):
+        assert part.shape == (n, 2, length, 3)
+        for sequence in part.transpose(1, 2).flatten(2):
+            hits = [tuple(sequence[:k].flatten().tolist()) for k in range(1, length + 1)]
+            found |= sequences & set(hits)
+    assert found == sequences
+
+
+def test_padding_carries_no_gradient() -> None:
+    lengths = [2, 5, 3]
+    layout = PackedLayout.build(lengths)
+    x = torch.randn(10, 4, requires_grad=True)
+    out = layout.join([part * 2 for part in layout.split(x, heads=1)])
+    weight = torch.randn_like(out)
+    (out * weight).sum().backward()
+    assert torch.equal(x.grad, 2 * weight)
+
+
+@pytest.mark.parametrize("lengths", [MIXED, [4, 4, 4]])
+def test_kept_rows_come_in_the_order_asked_for_with_their_gradients(lengths: list[int]) -> None:
+    total = sum(lengths)
+    rows = np.random.default_rng(0).permutation(total)[: total // 2]
+    layout = PackedLayout.build(lengths, rows=rows)
+    x = torch.randn(total, 4, requires_grad=True)
+    assert layout.keep is not None
+    for kept in (layout.join(layout.split(x, heads=2), kept_only=True), layout.keep(x)):
+        assert torch.equal(kept, x[rows])
+        weight = torch.randn_like(kept)
+        (grad,) = torch.autograd.grad((kept * weight).sum(), x)
+        expected = torch.zeros(total, 4)
+        expected[rows] = weight
+        assert torch.equal(grad, expected)
+
+
+def test_gradients_of_repeated_rows_are_added_in_one_order_with_two_threads() -> None:
+    rows = np.random.default_rng(0).integers(0, 600, 4000)
+    _, first, index = np.unique(rows, return_index=True, return_inverse=True)
+    gather = _row_map(index, first, None, "cpu", np.delete(np.arange(len(index)), first))
+    x, grad = torch.zeros(len(first), 576, requires_grad=True), torch.randn(len(index), 576)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = [torch.autograd.grad(gather(x), x, grad)[0] for _ in range(6)]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(part, found[0]) for part in found)
+    expected = torch.zeros(len(first), 576, dtype=torch.float64).index_add_(0, torch.from_numpy(index), grad.double())
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+TOKENS = [[1, 2, 3, 4], [0, 5], [6, 3, 2]]
+RESPONSES = [2, 1, 2]
+
+
+def make_logits(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, 9, 7, generator=generator, dtype=dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_each_token_is_predicted_by_the_row_before_it(temperature: float) -> None:
+    logits = make_logits()
+    log_probs, entropies = response_log_probs(logits, TOKENS, RESPONSES, temperature, with_entropy=True)
+    assert entropies is not None
+    table = torch.log_softmax(logits[0] / temperature, dim=-1)
+    start = 0
+    for i, (tokens, length) in enumerate(zip(TOKENS, RESPONSES, strict=True)):
+        places = range(len(tokens) - length, len(tokens))
+        expected = torch.stack([table[start + t - 1, tokens[t]] for t in places])
+        rows = torch.stack([table[start + t - 1] for t in places])
+        torch.testing.assert_close(log_probs[i], expected)
+        torch.testing.assert_close(entropies[i], -(rows.exp() * rows).sum(-1))
+        start += len(tokens)
+
+
+def test_the_gradient_is_autograds() -> None:
+    ours, plain = make_logits(), make_logits()
+    log_probs, entropies = response_log_probs(
+        ours, [torch.tensor(t) for t in TOKENS], RESPONSES, 0.7, with_entropy=True
+    )
+    assert entropies is not None
+    weights = torch.arange(1.0, 6.0, dtype=torch.float64)
+    (torch.cat(log_probs) @ weights + torch.cat(entropies) @ weights).backward()
+    table = torch.log_softmax(plain[0] / 0.7, dim=-1)
+    rows = table[[1, 2, 4, 6, 7]]
+    picked = rows[range(5), [3, 4, 5, 3, 2]]
+    (picked @ weights - (rows.exp() * rows).sum(-1) @ weights).backward()
+    torch.testing.assert_close(ours.grad, plain.grad)
+
+
+def test_lengths_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="logits of 9 tokens, but 2 samples with 6 tokens"):
+        response_log_probs(make_logits(), TOKENS[:2], RESPONSES[:2])
+    with pytest.raises(ValueError, match="a prompt token is needed"):
+        response_log_probs(make_logits(), TOKENS, [4, 1, 2])
+
+
+def mixture(normalizes: bool = True, *, hidden: int = 8, number: int = 5, per_token: int = 2) -> MixtureOfExperts:
+    torch.manual_seed(0)
+    module = MixtureOfExperts(hidden, MoEConfig(number, per_token, 6, normalizes, (0,)))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.5)
+    return module
+
+
+def sigmoid(x: float) -> float:
+    return float(1 / (1 + np.exp(-np.float64(x))))
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_case_by_hand(normalizes: bool) -> None:
+    """Hidden size 1, three experts that scale: expert e makes silu(g_e x) * u_e x * d_e of x."""
+    module = MixtureOfExperts(1, MoEConfig(3, 2, 1, normalizes, (0,)))
+    gates, ups, downs, router = (1.0, 2.0, -1.0), (1.0, 0.5, 3.0), (2.0, 1.0, 1.0), (0.0, 1.0, 2.0)
+    with torch.no_grad():
+        module.gate.weight.copy_(torch.tensor(router)[:, None])
+        for expert, g, u, d in zip(module.experts, gates, ups, downs, strict=True):
+            for projection, value in ((expert.gate_proj, g), (expert.up_proj, u), (expert.down_proj, d)):
+                projection.weight.fill_(value)
+    x = 0.7
+
+    def expert_of(e: int) -> float:
+        return gates[e] * x * sigmoid(gates[e] * x) * ups[e] * x * downs[e]
+
+    weights = np.exp(np.array(router) * x) / np.exp(np.array(router) * x).sum()
+
+    def mixed(first: int, second: int) -> float:
+        total = weights[first] + weights[second] if normalizes else 1.0
+        return (weights[first] * expert_of(first) + weights[second] * expert_of(second)) / total
+
+    rows = torch.full((3, 1), x)
+    # Free: experts 2 and 1 have the largest probabilities. Replayed: 0 and 2 whatever the router says, in any order.
+    given = torch.tensor([[FREE, FREE], [0, 2], [1, 2]])
+    routing = LayerRouting(given)
+    found = module(rows, routing)[:, 0].tolist()
+    assert found == pytest.approx([mixed(1, 2), mixed(0, 2), mixed(1, 2)], rel=1e-6)
+    assert found[1] != pytest.approx(found[0], rel=1e-3)
+    assert routing.chosen is not None
+    assert routing.chosen.tolist() == [[1, 2], [0, 2], [1, 2]]
+    assert routing.mismatches is not None
+    assert routing.mismatches.tolist() == [1.0, 2.0], "one of two replayed rows is not the router's own"
+    assert module(rows)[:, 0].tolist() == pytest.approx([mixed(1, 2)] * 3, rel=1e-6)
+
+
+def plain(module: MixtureOfExperts, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """One token at a time."""
+    probabilities = torch.softmax(x @ module.gate.weight.T, -1)
+    rows = []
+    for row, probability, experts in zip(x, probabilities, chosen.tolist(), strict=True):
+        weights = probability[experts] / (probability[experts].sum() if module.normalizes else 1.0)
+        rows.append(sum(w * module.experts[e](row[None])[0] for w, e in zip(weights, experts, strict=True)))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_gradients_of_replayed_experts_are_those_of_a_plain_loop(normalizes: bool) -> None:
+    module = mixture(normalizes).double()
+    x = torch.randn(17, 8, dtype=torch.float64, requires_grad=True)
+    chosen = torch.rand(17, 5).topk(2).indices
+    grad = torch.randn(17, 8, dtype=torch.float64)
+    inputs = [x, *module.parameters()]
+    found = module(x, LayerRouting(chosen.sort(-1).values))
+    expected = plain(module, x, chosen)
+    # Router probabilities are taken in float32, as transformers does.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(y, inputs, grad, allow_unused=True) for y in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        if b is None:
+            assert a is None or not a.any()
+        else:
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_experts_give_the_same_bits_whoever_chose_them() -> None:
+    module, x = mixture(), torch.randn(40, 8)
+    noted = LayerRouting(None)
+    free = module(x, noted)
+    assert noted.chosen is not None
+    again = Routing(noted.chosen.flip(-1)[:, None])
+    assert torch.equal(module(x, again.of_layer(0, None)), free)
+    assert again.mismatches().tolist() == [0.0, 40.0]
+
+
+def test_in_tiles_a_row_does_not_depend_on_the_others() -> None:
+    def in_tiles(function: object, rows: torch.Tensor) -> torch.Tensor:
+        return by_tile(lambda tile: (function(tile),), rows)[0]  # type: ignore[operator]
+
+    module, x = mixture(hidden=64, number=8), torch.randn(70, 64)
+    whole = module(x, None, in_tiles)
+    for rows in ([3], [69, 0, 11], list(range(33))):
+        assert torch.equal(module(x[rows], None, in_tiles), whole[rows])
+    torch.testing.assert_close(whole, module(x), rtol=1e-5, atol=1e-5)

@@ -124,10 +124,10 @@ class Client:
 
     async def generate(
         self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None = None,
-        session_id: str | None = None, image_data: Sequence[str] = (),
+        session_id: str | None = None, image_data: Sequence[str] = (), adapter: str | None = None,
     ) -> GenerationOutput:  # fmt: skip
         """Continue `input_ids`. Raises EngineError."""
-        flight = self._flight(input_ids, params, rid, session_id, image_data)
+        flight = self._flight(input_ids, params, rid, session_id, image_data, adapter)
         output: GenerationOutput | None = None
         async for output in self._outputs(flight):  # noqa: B007 - to the end; a break would abort the request
             continue
@@ -136,14 +136,14 @@ class Client:
 
     def stream(
         self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None = None,
-        session_id: str | None = None, image_data: Sequence[str] = (),
+        session_id: str | None = None, image_data: Sequence[str] = (), adapter: str | None = None,
     ) -> AsyncGenerator[GenerationOutput]:  # fmt: skip
         """Generate like `generate`, yielding the whole output so far at each event.
 
         A stream that breaks before its first token is retried elsewhere. A stream that breaks later ends with its
         tokens so far and the finish reason "abort": these tokens are valid, and the partial response can be continued.
         """
-        flight = self._flight(input_ids, params, rid, session_id, image_data)
+        flight = self._flight(input_ids, params, rid, session_id, image_data, adapter)
         flight.body["stream"] = True
         return self._outputs(flight)
 
@@ -199,7 +199,7 @@ class Client:
 
     def _flight(
         self, input_ids: Sequence[int], params: Mapping[str, Any], rid: str | None, session_id: str | None,
-        images: Sequence[str],
+        images: Sequence[str], adapter: str | None,
     ) -> Flight:  # fmt: skip
         name = rid if rid is not None else f"{self._prefix}{next(self._numbers)}"
         body = generate_request(
@@ -212,6 +212,8 @@ class Client:
             image_data=images,
             image_token=self._image_token,
         )
+        if adapter is not None:
+            body["lora_path"] = adapter
         self._wire.check(params)
         self.counts["requests"] += 1
         counted = images and self._image_token is not None

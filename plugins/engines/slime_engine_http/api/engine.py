@@ -210,9 +210,10 @@ class HttpEngine(Control):
         rid: str | None = None,
         session_id: str | None = None,
         image_data: Sequence[str] = (),
+        adapter: str | None = None,
     ) -> GenerationOutput:
         """Continue `input_ids`, which hold the tokens of the images `image_data`. Raises EngineError."""
-        return await self._running().generate(input_ids, sampling_params, rid, session_id, image_data)
+        return await self._running().generate(input_ids, sampling_params, rid, session_id, image_data, adapter)
 
     def stream(
         self,
@@ -222,9 +223,10 @@ class HttpEngine(Control):
         rid: str | None = None,
         session_id: str | None = None,
         image_data: Sequence[str] = (),
+        adapter: str | None = None,
     ) -> AsyncIterator[GenerationOutput]:
         """Generate like `generate`, and yield the whole output so far with each event."""
-        return self._running().stream(input_ids, sampling_params, rid, session_id, image_data)
+        return self._running().stream(input_ids, sampling_params, rid, session_id, image_data, adapter)
 
     def _running(self) -> Client:
         if self._client is None:

@@ -94,14 +94,17 @@ class SharedBuffer:
 
     def __init__(self, size: int) -> None:
         free = shutil.disk_usage(SHM).free
+        too_little = (
+            f"{SHM} has {free >> 20} MiB left and a bucket of weights takes {size >> 20}: give it more memory"
+            " (docker --shm-size), lower --update-weight-buffer-size, or choose --update-weight-transport disk"
+        )
         if size > free:
-            # Writing would end this process with a bus error.
-            raise WeightSyncError(
-                f"{SHM} has {free >> 20} MiB left and a bucket of weights takes {size >> 20}: give it more memory"
-                " (docker --shm-size), lower --update-weight-buffer-size, or choose --update-weight-transport disk"
-            )
-        with _no_inheritance():  # the first call starts torch's manager process
-            storage = torch.UntypedStorage._new_using_filename_cpu(size)
+            raise WeightSyncError(too_little)
+        try:
+            with _no_inheritance():  # the first call starts torch's manager process
+                storage = torch.UntypedStorage._new_using_filename_cpu(size)
+        except RuntimeError as error:  # another process has taken the rest; torch reserves all of the memory here
+            raise WeightSyncError(f"{too_little} ({error})") from error
         self._storage: torch.UntypedStorage | None = storage
         self._handle = bytes(storage._share_filename_cpu_()[1]).decode().lstrip("/")
         _register.enter(self._handle)

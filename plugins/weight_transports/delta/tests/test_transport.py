@@ -1,4 +1,4 @@
-"""`WeightSync` with deltas: what is written, told to the user's function and loaded, and when that fails."""
+"""The transport `delta`, its command, and the contract of transports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from slime_testing_contracts import CommandContract, WeightTransportContract
 from slime_weight_transport_delta.apply import apply
 from slime_weight_transport_delta.format import read_version, versions_in
 
@@ -18,6 +19,14 @@ from slime_core.launch.components import Components, Resolver, named_transport
 from slime_core.models.hf_io import read_weights
 from slime_core.plugins.presets import load_settings
 from slime_core.weights.sync import WeightSync, tensor_checksum
+
+
+class TestDelta(WeightTransportContract):
+    component = "delta"
+
+
+class TestPullWeights(CommandContract):
+    component = "pull_weights"
 
 
 class Trainer:

@@ -11,6 +11,10 @@ import torch
 from slime_commands.models.count import active_parameters, parameters
 from slime_commands.models.presets import model_presets
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import write_config
@@ -229,6 +233,10 @@ def test_the_class_of_transformers_reads_the_same_numbers(name: str) -> None:
     assert rope["rope_type"] == (n.rope_scaling["rope_type"] if n.rope_scaling else "default")
     if n.rope_scaling:
         assert rope["factor"] == n.rope_scaling["factor"]
+    family = PRESETS[name].model_type
+    if family not in STAND_IN:
+        classes = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+        assert PRESETS[name].architecture in [found.get(family) for found in classes]
     if n.indexer:
         assert config.indexer_types.count("full") == n.indexer.layers
     if n.delta_net:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -74,6 +75,20 @@ def test_memory_that_is_not_there_is_an_error_before_it_is_touched(monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(WeightSyncError, match="--shm-size"):
         SharedBuffer(11)
+
+
+def test_memory_that_another_process_takes_first_is_an_error() -> None:
+    """It was there when it was asked for. A limit of this process's files stands for memory that is out."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(WeightSyncError, match=r"--shm-size.*File too large"):
+            SharedBuffer(4 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for name in mine():  # torch's manager removes the name when this process ends
+        assert (SHM / name).stat().st_blocks == 0
+        (SHM / name).unlink()
 
 
 @pytest.mark.slow

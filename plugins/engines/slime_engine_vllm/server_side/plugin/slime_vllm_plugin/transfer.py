@@ -1,9 +1,9 @@
 """The weight transfer backend "slime" of a vLLM worker: shared memory, files, or a broadcast -> the live model.
 
 All take HF names and shapes; the model's own `load_weights` fuses and shards them. Written for vLLM 0.32.0. vLLM's
-layerwise reload replaces a layer when all of its parts have come, and finishes a layer that got only some of them with
-uninitialised memory. So an update must have every tensor of the checkpoint that the server was started with, or
-adapters alone (`adapters`), which leave the layers as they are.
+layerwise reload replaces a layer when all of its parts have come. An update must have every tensor of the checkpoint
+that the server was started with, or adapters alone (`adapters`), which leave the layers as they are. One that is not
+whole raises an error: some layers may be new by then, so the client updates or restarts the server before it serves.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from slime_vllm_plugin import adapters
 
@@ -113,7 +114,7 @@ class SlimeTransfer(WeightTransferEngine):
             except BaseException as error:
                 # vLLM has ended the session. Without this the layers would stay without memory.
                 untouched = not self._received
-                self._finalize()
+                self._finalize(whole=False)
                 note = "nothing was written" if untouched else "a part was written"
                 raise ValueError(f"{type(error).__name__}: {error}; {note}") from error
             if torch.cuda.is_available():
@@ -138,15 +139,24 @@ class SlimeTransfer(WeightTransferEngine):
     def finish_weight_update(self) -> None:
         """Put the new weights into use. Raises ValueError if a tensor is missing."""
         received, fresh = self._received, self._adapters
-        self._finalize()
-        if received and (missing := self._wanted.keys() - received):
+        missing: Collection[str] = self._wanted.keys() - received if received else ()
+        self._finalize(whole=not missing)
+        if missing:
             raise ValueError(_missing(missing))
         adapters.check_whole(fresh)
         if fresh:
             adapters.replace(fresh)
 
-    def _finalize(self) -> None:
+    def _finalize(self, *, whole: bool) -> None:
+        """End the session; layers that an update has not completed keep their old weights.
+
+        vLLM would fill a layer of which parts came with uninitialised memory, and would leave one without memory if
+        its last part came and could not be loaded, e.g. because memory ran out.
+        """
         self._received, self._adapters = set(), {}
+        if not whole:
+            for module in self.model.modules():
+                get_layerwise_info(module).load_numel = 0
         finalize_layerwise_reload(self.model, self.model_config)
         # On CPU a linear layer computes from a packed copy that its own loading makes. A head that is tied to the
         # embedding has the same parameter but is never loaded, so its copy would keep the old weights.

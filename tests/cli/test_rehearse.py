@@ -1,0 +1,100 @@
+"""`slime rehearse` finds planted mistakes, leaves a sound run alone, and writes nothing beside the run file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_commands.rehearse.rehearsal import Options, rehearse
+
+from slime_core.config.yaml_file import dump_value
+from tests.cli.planted_mistakes import CHECKED, GOOD, LAYOUT, RUN, SCORED, SETTINGS, Mistake
+from tests.conftest import Slime, TinyRun
+
+STAGES = {"check": CHECKED, "score": SCORED, "resume": RUN}
+"""Last stage of a rehearsal -> mistakes that it finds."""
+LIMIT_S = 120.0
+"""Seconds in which a mistake is to be found."""
+
+
+def _write(mistake: Mistake, inputs: Mapping[str, TinyRun], root: Path) -> Path:
+    """Write the run file with its inputs, and return its path."""
+    source = inputs[mistake.model].root
+    shutil.copytree(source / "model", root / "model")
+    for name in ("train.jsonl", "eval.jsonl"):
+        shutil.copyfile(source / name, root / name)
+    if mistake.plant is not None:
+        mistake.plant(root)
+    if mistake.code:
+        (root / "mine.py").write_text(mistake.code)
+    given: dict[str, Any] = {
+        **GOOD, "hf_checkpoint": "model", "prompt_data": "train.jsonl", "eval_prompt_data": ["held", "eval.jsonl"],
+        "save": "out", **mistake.changes,
+    }  # fmt: skip
+    lines = [f"{name}: {dump_value(value)}\n" for name, value in given.items() if value is not None]
+    (root / "run.yaml").write_text("".join(lines).replace("{dir}", str(root)))
+    return root / "run.yaml"
+
+
+@pytest.fixture
+def inputs(tiny: TinyRun, tiny_moe: TinyRun) -> Mapping[str, TinyRun]:
+    return {"dense": tiny, "experts": tiny_moe}
+
+
+@pytest.mark.parametrize(("stage", "mistake"), [*(("settings", m) for m in SETTINGS), *(("layout", m) for m in LAYOUT)])
+def test_a_mistake_is_found_at_once(
+    stage: str, mistake: Mistake, inputs: Mapping[str, TinyRun], tmp_path: Path
+) -> None:
+    run, folder = _write(mistake, inputs, tmp_path), tmp_path / "folder"
+    folder.mkdir()
+    report = rehearse([str(run)], Options(), folder)
+    found = [problem for problem in report.problems if problem.level == "error"]
+    assert any(mistake.says in problem.message for problem in found), report.problems
+    assert {problem.stage for problem in found} <= {stage, "commit"}
+    assert found[0].gpu_minutes == 0 or stage == "layout"
+    assert report.fails()
+
+
+def _rehearsed(slime: Slime, run: Path, *options: str) -> tuple[int, dict[str, Any], float]:
+    before = {path: path.stat().st_mtime_ns for path in run.parent.rglob("*")}
+    began = time.monotonic()
+    done = slime("rehearse", run, "--json", *options, check=False, timeout=600)
+    seconds = time.monotonic() - began
+    kept = {path: path.stat().st_mtime_ns for path in run.parent.rglob("*") if "__pycache__" not in path.parts}
+    assert kept == {path: at for path, at in before.items() if "__pycache__" not in path.parts}
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), seconds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("until", "mistake"),
+    [pytest.param(until, m, id=m.name) for until, table in STAGES.items() for m in table],
+)
+def test_a_mistake_is_found_by_rehearsing(
+    until: str, mistake: Mistake, inputs: Mapping[str, TinyRun], tmp_path: Path, slime: Slime
+) -> None:
+    status, report, seconds = _rehearsed(slime, _write(mistake, inputs, tmp_path), "--until", until)
+    named = [p for p in report["problems"] if mistake.says in p["message"]]
+    assert named, report
+    assert (mistake.stage, mistake.level) in {(p["stage"], p["level"]) for p in named}, report
+    assert status == int(report["fails"])
+    assert report["fails"] or mistake.level == "warning"
+    assert seconds < LIMIT_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sound_run_is_rehearsed_to_its_end(inputs: Mapping[str, TinyRun], tmp_path: Path, slime: Slime) -> None:
+    status, report, seconds = _rehearsed(slime, _write(Mistake("", ""), inputs, tmp_path))
+    assert (status, report["problems"]) == (0, []), report
+    assert [row["stage"] for row in report["stages"]] == ["model", "check", "score", "run", "resume"]
+    assert report["gpus"] == 2
+    assert report["predicted"]["batches"]["samples"] == 32
+    assert seconds < LIMIT_S
