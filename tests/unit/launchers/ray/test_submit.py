@@ -105,7 +105,7 @@ BUSY = RuntimeError("Request failed with status code 500: Traceback ... TimeoutE
 def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Any, job_id: str | None = None) -> Server:
     server = Server(*answers)
     monkeypatch.setattr(submit, "JobSubmissionClient", lambda address: server)
-    client, name = submit.submit("http://head:8265", tmp_path, "python", job_id)
+    client, name = submit.submit("http://head:8265", tmp_path, "python", job_id, {})
     assert client is server
     assert set(server.submitted) == {name}, "each try under the same name, so that no job is there twice"
     assert name == job_id or job_id is None

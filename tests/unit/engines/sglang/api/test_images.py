@@ -67,7 +67,7 @@ async def test_an_answer_with_the_token_of_images_is_asked_as_a_whole(
     (tmp_path / "config.json").write_text('{"image_token_id": 9}')
     async with servers(well) as (server,), engine_at(server, hf_checkpoint=str(tmp_path)) as engine:
         assert engine._client is not None
-        flight = engine._client._flight([1, 9, 9, 2], {"max_new_tokens": 8}, None, None, [PNG])
+        flight = engine._client._flight([1, 9, 9, 2], {"max_new_tokens": 8}, None, None, [PNG], None)
         cut = GenerationOutput(sampled, [-0.5] * len(sampled), "x", {"prompt_tokens": 4})
         await engine._client._go_on(flight, cut)
         assert flight.body["input_ids"] == rest
