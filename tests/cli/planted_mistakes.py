@@ -420,7 +420,7 @@ RUN = (
     ),
     Mistake(
         "rollout_function_returns_nothing",
-        "mine",
+        "--rollout-function-path: must return",
         {"rollout_function_path": MINE},
         stage="generate",
         code=_ROLLOUT + "    return []\n",

@@ -63,13 +63,18 @@ def test_a_mistake_is_found_at_once(
     assert report.fails()
 
 
+def _files(folder: Path) -> dict[Path, int]:
+    """Return when each file was written, compiled modules left out."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
 def _rehearsed(slime: Slime, run: Path, *options: str) -> tuple[int, dict[str, Any], float]:
-    before = {path: path.stat().st_mtime_ns for path in run.parent.rglob("*")}
+    before = _files(run.parent)
     began = time.monotonic()
     done = slime("rehearse", run, "--json", *options, check=False, timeout=600)
     seconds = time.monotonic() - began
-    kept = {path: path.stat().st_mtime_ns for path in run.parent.rglob("*") if "__pycache__" not in path.parts}
-    assert kept == {path: at for path, at in before.items() if "__pycache__" not in path.parts}
+    assert _files(run.parent) == before
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout), seconds
 

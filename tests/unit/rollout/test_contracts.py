@@ -64,7 +64,7 @@ def test_bad_answers_of_a_rollout_function(answer) -> None:
 
 @pytest.mark.parametrize("answer", [None, [], {"held": [1, 2]}, {"held": {"truncated": []}}])
 def test_bad_answers_of_an_eval_function(answer) -> None:
-    with pytest.raises(RolloutError, match="--eval-function-path: must return"):
+    with pytest.raises(RolloutError, match="--eval-function-path or --rollout-function-path: must return"):
         eval_output(answer)
 
 
