@@ -531,9 +531,7 @@ def eval_output(answer: Any) -> RolloutFnEvalOutput:
     A reward that is not a finite number becomes 0.0 and its sample FAILED; without samples, `failed` counts them.
     """
     output = answer if isinstance(answer, RolloutFnEvalOutput) else RolloutFnEvalOutput(answer)
-    expected = (
-        "--eval-function-path or --rollout-function-path: must return {data set: {'rewards': [], 'truncated': []}}"
-    )
+    expected = "--eval-function-path or --rollout-function-path: must return {name: {'rewards': [], 'truncated': []}}"
     if not isinstance(output.data, Mapping):
         raise RolloutError(f"{expected}; it returned {shape_of(answer)}")
     for name, columns in output.data.items():

@@ -77,7 +77,8 @@ class Slurm:
 
     def bring_back(self, name: str) -> None:
         self.start_node(name)
-        subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], check=True, timeout=60)
+        # Refused if the node, which registers itself, is back already.
+        subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], capture_output=True, timeout=60)
 
     def lose_node(self, name: str) -> None:
         """End a node with all that runs on it, at once."""
