@@ -157,7 +157,7 @@ def test_two_nodes(slurm: Slurm, tiny: TinyRun, tmp_path: Path) -> None:
         text = run.finish()
     assert "3 CPU places on 2 nodes" in text
     assert "resumed from" in text
-    assert [line["step"] for line in timeless(tmp_path / "run")] == list(range(1, ROLLOUTS + 1))
+    assert [line["step"] for line in timeless(tmp_path / "run")] == list(range(ROLLOUTS + 1))
 
 
 def test_ctrl_c_ends_the_printing_alone(slurm: Slurm, tiny: TinyRun, tmp_path: Path) -> None:
