@@ -52,7 +52,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "slime_embedded.fsdp.trainer:FsdpTrainer._whole_weights",
     ),
     "eval": ("slime_core.rollout.stage:RolloutStage.evaluate",),
-    "save_trainer": ("slime_embedded.trainer.trainer:EmbeddedTrainer.save",),
+    "save_trainer": (
+        "slime_embedded.trainer.trainer:EmbeddedTrainer.save",
+        "slime_embedded.fsdp.trainer:FsdpTrainer.save",
+    ),
     "save_stage": ("slime_core.rollout.stage:RolloutStage.save",),
     "commit": ("slime_core.launch.journal:Journal.save",),
     "commit_file": ("slime_core.checkpoint.store:_write_json", "slime_core.checkpoint.store:_describe"),

@@ -24,7 +24,7 @@ from tests.zygote import Zygote
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
 ONE_STEP: dict[str, Any] = {"async": True, "async_mode": "one-step"}
 FSDP: dict[str, Any] = {"train_backend": "fsdp"}
-FSDP_KINDS = ("train_step", "optimizer", "push", "push_tensor")
+FSDP_KINDS = ("train_step", "optimizer", "push", "push_tensor", "save_trainer", "commit_file", "commit_rename")
 FULL: dict[str, Any] = {"async": True, "async_mode": "full", "max_staleness": 2}
 WHOLE_GROUPS: dict[str, Any] = {"partial_rollout": None, "over_sampling_batch_size": None}
 """What is interrupted is regenerated, and no group more than needed: the clock decides nothing."""
@@ -73,7 +73,7 @@ MODES = {
     "rank 0 of 2": Mode(7, settings={"ranks": 2}, rank=0),
     "rank 1 of 2": Mode(9, settings={"ranks": 2}, rank=1),
     "rank 1 of 2 one-step": timed(5, ONE_STEP, rank=1, ranks=2),
-    "rank 0 of 2, fsdp": Mode(8, FSDP_KINDS, {"ranks": 2, "flags": FSDP}, rank=0),
+    "rank 0 of 2, fsdp": Mode(12, FSDP_KINDS, {"ranks": 2, "flags": FSDP}, rank=0),
     "engine": Mode(5, AMID_A_RUN, {"server": True, "how": "engine", "bitwise": False}, least=4),
     "reward worker": Mode(9, AMID_A_RUN, {"flags": {"rm_workers": 2}, "how": "worker", "bitwise": False}, least=8),
     "drain": Mode(12, settings={"flags": WHOLE_GROUPS, "how": "drain"}),
@@ -83,12 +83,17 @@ MODES = {
     "drain then kill full": timed(6, FULL, how="drain+12"),
 }
 TWICE = 10
+SHARDED = (
+    "torch.distributed.checkpoint.filesystem", "torch.distributed.checkpoint.state_dict_loader",
+    "torch.distributed.checkpoint.state_dict_saver",
+)  # fmt: skip
+"""What an fsdp trainer's commit imports."""
 
 
 @pytest.fixture(scope="module")
 def zygotes() -> Iterator[list[Zygote]]:
     """Two runs at a time."""
-    made = [Zygote(("slime_embedded.fsdp.trainer",)) for _ in range(2)]
+    made = [Zygote(("slime_embedded.fsdp.trainer", *SHARDED)) for _ in range(2)]
     yield made
     for zygote in made:
         zygote.close()
