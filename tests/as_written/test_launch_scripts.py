@@ -90,8 +90,8 @@ def test_the_command(slime: Slime) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_rehearsed(name: str, slime: Slime, tmp_path: Path) -> None:
-    """Its flags, its layout in two processes at most, a small model of its architecture; rows stand in for its data."""
-    options = ["--stand-ins", "--json", "--processes", "2", "--seconds", "300"]
+    """Its flags, its layout in two processes at most, and a small model of its architecture; the data are elsewhere."""
+    options = ["--stand-ins", "--json", "--processes", "2", "--until", "inputs"]
     done = slime("rehearse", *options, *SCRIPTS[name], check=False, timeout=900)
     report = json.loads(done.stdout)
     errors = [(p["stage"], p["message"]) for p in report["problems"] if p["level"] == "error"]
@@ -101,7 +101,7 @@ def test_a_script_is_rehearsed(name: str, slime: Slime, tmp_path: Path) -> None:
         assert any(words in message for _, message in errors), errors
     else:
         assert errors == []
-        assert report["stages"][-1]["stage"] == "resume"
+        assert report["stages"][-1]["stage"] == "model"
     assert done.returncode == int(name in NOT_REHEARSED)
 
 
