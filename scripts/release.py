@@ -220,7 +220,7 @@ def _files(wheel: Path) -> dict[str, int]:
 
 
 class Plan:
-    """What an environment takes: wheels of this repository, and requirements of others."""
+    """Wheels of this repository, and requirements of others, for one environment."""
 
     def __init__(self, wanted: Mapping[str, Sequence[str]], own: Mapping[str, Distribution], python: str) -> None:
         self.wheels: list[Path] = []

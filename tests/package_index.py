@@ -19,7 +19,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 
 class Index:
-    """What the server has and how it answers; tests change it while it serves."""
+    """Contents of the server and form of its answers; tests change them while it serves."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -90,7 +90,7 @@ def test_the_command(slime: Slime) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_rehearsed(name: str, slime: Slime, tmp_path: Path) -> None:
-    """Its flags, its layout in two processes at most, and a small model of its architecture; the data are elsewhere."""
+    """Rehearse the flags, the layout in two processes at most, and a small model; the data are elsewhere."""
     options = ["--stand-ins", "--json", "--processes", "2", "--until", "inputs"]
     done = slime("rehearse", *options, *SCRIPTS[name], check=False, timeout=900)
     report = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""What each buffer draws first, skips and keeps; every buffer against the contract of its kind."""
+"""Buffers: the order of draws, skipped and kept groups, and the contract of their kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One turn, and turns with tools."""
+"""Generators of one turn, and of turns with tools."""
 
 from __future__ import annotations
 

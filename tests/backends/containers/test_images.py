@@ -89,7 +89,7 @@ def base(buildah: Buildah, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What .dockerignore leaves of a checkout: the published wheels in dist/, and constraints.txt."""
+    """Write what .dockerignore leaves of a checkout: the published wheels in dist/, and constraints.txt."""
     folder = tmp_path_factory.mktemp("context")
     for name in (".", *Folders(ROOT).distributions()):
         run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder / "dist", ROOT / name)

@@ -87,7 +87,7 @@ SHARDED = (
     "torch.distributed.checkpoint.filesystem", "torch.distributed.checkpoint.state_dict_loader",
     "torch.distributed.checkpoint.state_dict_saver",
 )  # fmt: skip
-"""What an fsdp trainer's commit imports."""
+"""Modules that a commit of an fsdp trainer imports."""
 
 
 @pytest.fixture(scope="module")

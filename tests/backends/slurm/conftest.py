@@ -27,10 +27,10 @@ from tests.ports import free_port
 from tests.zygote import Zygote
 
 ROLLOUTS = 5
-"""Of `unbroken`, and of what is compared with it."""
+"""Rollouts of `unbroken`, and of the runs that are compared with it."""
 NODES = ("slime-test-1", "slime-test-2")
 GRACE_S, KILL_WAIT_S = 60, 60
-"""Of a preemption in partition `graceful`, and between SIGTERM and SIGKILL."""
+"""Seconds of grace in partition `graceful`, and between SIGTERM and SIGKILL."""
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _CONFIG = """
 ClusterName=slime
@@ -127,7 +127,7 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def started_slurm() -> Iterator[Slurm]:
-    """What `slurm` sees to; tests do not use it."""
+    """Start the daemons for `slurm`; tests do not use it."""
     if lacking := [program for program in _PROGRAMS if not shutil.which(program)]:
         pytest.skip(f"needs Slurm: `make slurm`, or apt-get install slurm-wlm munge ({', '.join(lacking)} not on PATH)")
     with TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as name:  # short enough for a socket

@@ -31,9 +31,9 @@ class Line:
     """Name of the plugin, such as `rewards/near (slime-reward-near 0.1.0)`."""
     message: str
     tier: str = ""
-    """One of `tiers.py`; empty for a path, and if the contract suites are left out."""
+    """Name from `tiers.py`; empty for a path, and if the contract suites are left out."""
     lacks: tuple[str, ...] = ()
-    """What the tier `complete` needs besides."""
+    """Parts that the tier `complete` needs besides."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,7 +45,7 @@ class Outcome:
     waits: list[str] = field(default_factory=list)
     """Waits of a run that was late."""
     error: str = ""
-    """Its error, or the end of its output."""
+    """Error of the process, or the end of its output."""
     warnings: list[str] = field(default_factory=list)
     last: int | None = None
     """Rollout of the newest commit; None without a commit."""

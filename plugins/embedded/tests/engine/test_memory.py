@@ -122,7 +122,7 @@ def test_every_kernel_gives_the_product_of_the_present_weight(
 def test_a_packed_copy_alone_serves_and_is_read_back(
     dtype: torch.dtype, shape: tuple[int, int], source: str | None
 ) -> None:
-    """What lies in `weight` meanwhile is another projection's."""
+    """Meanwhile `weight` holds another projection's numbers."""
     kernels = load(source) if source is not None and dtype == torch.float32 else None
     weight, x = torch.empty(shape, dtype=dtype), torch.randn(1, shape[1]).to(dtype)
     linear = Linear(weight, None, alone=True, kernels=kernels)

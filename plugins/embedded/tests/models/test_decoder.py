@@ -360,7 +360,7 @@ def test_a_case_by_hand(normalizes: bool) -> None:
 
 
 def plain(module: MixtureOfExperts, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """One token at a time."""
+    """Decode one token at a time."""
     probabilities = torch.softmax(x @ module.gate.weight.T, -1)
     rows = []
     for row, probability, experts in zip(x, probabilities, chosen.tolist(), strict=True):

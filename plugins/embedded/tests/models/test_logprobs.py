@@ -235,7 +235,7 @@ def test_what_was_not_kept_has_no_gradient() -> None:
 REWARDS = torch.tensor([1.0, 0.4, 0.9, 0.0], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.3, 0.1, 0.4], dtype=torch.float64)
 BETA, SAMPLED = 0.5, ([0, 1, 3], [0, 2])
-"""What a sampler leaves of the four arms in two states, whose policies have the same logits."""
+"""Arms of the four that a sampler keeps in two states, whose policies have the same logits."""
 
 
 def objective(logits: torch.Tensor) -> torch.Tensor:
