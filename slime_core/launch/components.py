@@ -24,7 +24,7 @@ from slime_core.distributions import BUNDLE, installed, provided
 from slime_core.errors import ConfigError, PluginNotFoundError, name_of
 from slime_core.launch.checks import check_components, warn_without_effect
 from slime_core.launch.roles import Trainers
-from slime_core.plugins.adapters import GenerateCaller, RewardCaller
+from slime_core.plugins.adapters import GenerateCaller, RewardCaller, Workers
 from slime_core.plugins.hooks import Hooks, bare_manager, implement, nobody
 from slime_core.plugins.kinds import hook_flags, kind_of
 from slime_core.plugins.manager import current_registry
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from slime_core.estimator import EstimatorBase
     from slime_core.learning.corrector import Corrector
     from slime_core.learning.loss import LossBase
-    from slime_core.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class Resolver:
         self._settings = settings
         self.command = settings.command
         self.used: list[Resolved] = []
-        self._workers: WorkerPool | None = None
+        self._workers: Workers | None = None
 
     def setting(self, kind: str, name: str) -> Any:
         """Return the object that setting `name` (or its default) selects, or None if it selects nothing."""
@@ -160,13 +159,12 @@ class Resolver:
                 check(self.args, training=self.command != "eval")
         return caller
 
-    def workers(self) -> WorkerPool:
-        """The worker processes of plain rewards; they start at the first call."""
+    def workers(self) -> Workers:
+        """The worker processes of plain rewards; they start at the first call. Raises PluginNotFoundError."""
         if self._workers is None:
-            from slime_core.workers.pool import WorkerPool
-
             size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
-            self._workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit)
+            make: Callable[..., Workers] = provided("slime.api", "reward_processes")
+            self._workers = make(self.args, size, memory_limit=self.args.rm_memory_limit)
         return self._workers
 
     def settings_changed(self) -> None:
