@@ -223,15 +223,15 @@ class Components:
     """True if a generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
 
     def build_estimator(self, args: Args) -> EstimatorBase | None:
-        """Build the estimator, wrapped if a function computes the advantages; None for a loss without advantages."""
+        """Build the estimator; None for a loss without advantages."""
         if self.estimator is None:
             return None
-        estimator: EstimatorBase = self.estimator(args)
-        if self.advantage_function is None:
-            return estimator
-        from slime_core.estimator import CustomAdvantages
+        estimator: type[EstimatorBase] = self.estimator
+        if self.advantage_function is not None:
+            from slime_core.estimator import with_advantages
 
-        return CustomAdvantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
+            estimator = with_advantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
+        return estimator(args)
 
     @property
     def needs_critic(self) -> bool:

@@ -23,7 +23,6 @@ from slime_core.rollout.reward import number_problem
 from slime_core.sample import LARGEST_SCORE, Group, Sample, SampleStatus, TrainBatch, is_score
 from slime_core.sample.admission import Sealed, admit
 from slime_core.sample.columns import (
-    batch_from_columns,
     fill_ids,
     mask_sums,
     multimodal_column,
@@ -76,9 +75,8 @@ def make_batch(
     for sample in samples:
         sample.note_components(args.reward_key)
     if convert_samples is not None:
-        return _masked(
-            args, samples, batch_from_columns(rollout_id, samples, convert_samples(args, samples), weight_version)
-        )
+        convert = provided("slime.data", "converted").batch_from_columns
+        return _masked(args, samples, convert(rollout_id, samples, convert_samples(args, samples), weight_version))
     rows = [_make_row(sample) for sample in samples]
     rollout_ids = fill_ids([s.rollout_id for s in samples])
     group_indices = _group_indices(lists)
