@@ -199,7 +199,7 @@ class RewardCaller:
             PluginError: The reward returned neither a finite number nor a mapping (with --reward-key or a reward
                 post-process function to read it), or a list of another length; or it raised an exception that no task
                 may raise (SystemExit, StopIteration, a cancellation of its own).
-            Exception: Any exception of the reward, or `workers.process.WorkerDied` if the reward ended its process.
+            Exception: Any exception of the reward, or of its process if the reward ended that.
         """
         if self.execution == "process":
             assert self._workers is not None

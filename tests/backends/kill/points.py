@@ -119,7 +119,7 @@ def _reward_workers() -> list[int]:
         with suppress(OSError):  # that thread has ended; its children are another's
             children += path.read_text().split()
     return [
-        int(pid) for pid in children if b"slime_rewards.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(pid) for pid in children if b"slime_rewards.processes.scoring" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 

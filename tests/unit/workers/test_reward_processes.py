@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from slime_rewards.processes.pool import WorkerError, WorkerPool
+from slime_rewards.processes.worker import WorkerDied
 from slime_runs.processes import runs
 
 from slime_core.config import Args
@@ -23,7 +24,6 @@ from slime_core.plugins.adapters import Component, RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.sample import Sample
 from slime_core.workers.call import DeadlineExceeded
-from slime_core.workers.process import WorkerDied
 from tests.until import until
 
 REWARD = """
@@ -135,7 +135,7 @@ def workers(besides: Collection[psutil.Process] = ()) -> list[psutil.Process]:
 
 
 def _is_worker(words: list[str]) -> bool:
-    return "slime_rewards.processes.worker" in " ".join(words) and "--control" not in words  # that is its guard
+    return "slime_rewards.processes.scoring" in " ".join(words) and "--control" not in words  # that is its guard
 
 
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
 `launch.components.Resolver` makes one pool per run; `plugins.adapters.RewardCaller` hands calls to it;
-`processes.worker` runs inside each process. One thread owns each process: it starts it, writes calls, and waits
+`processes.scoring` runs inside each process. One thread owns each process: it starts it, writes calls, and waits
 for results until the deadline. If a result is late, it kills the process and all its children, so only the samples of
 that call are lost. A call whose process is killed by a signal is repeated once in a new process, since the call is
 rarely the cause of the kill.
@@ -32,8 +32,8 @@ from slime_core.protocols import Args
 from slime_core.sample import Sample
 from slime_core.waits import placed
 from slime_core.workers.call import overrun
-from slime_core.workers.messages import apply, pack_args, sample_state
-from slime_core.workers.process import Worker, WorkerDied
+from slime_rewards.processes.messages import apply, pack_args, sample_state
+from slime_rewards.processes.worker import Worker, WorkerDied
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class RewardProcess(Worker):
     """A worker process that computes rewards, used by the thread that owns it."""
 
     def __init__(self, memory_limit: float | None) -> None:
-        super().__init__("a worker process of rewards", "slime_rewards.processes.worker")
+        super().__init__("a worker process of rewards", "slime_rewards.processes.scoring")
         self._memory_limit = memory_limit
         self._loaded: set[Component] = set()
         self._args = b""

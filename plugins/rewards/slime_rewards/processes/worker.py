@@ -1,114 +1,169 @@
-"""Main loop of a reward worker process: read a call, score, write the answer (`workers/process.py`).
+"""A guarded Python process that answers requests over a socket, for code of users that may hang or end its process.
 
-The worker resolves components from their specs; only settings, samples and answers are sent between processes.
+`Worker` is the caller's side, and `serve` the side of the process. It is a fresh interpreter: it gets `sys.path` of the
+caller, and no other state. The socket keeps prints of user code out of the answers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
+import contextlib
 import os
 import pickle
-import random
-import resource
+import signal
+import socket
+import struct
+import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Coroutine
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import slime_core
-from slime_core.errors import PluginError
-from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.resolve import resolve
-from slime_core.workers.messages import WorkerArgs, changes, restore, sample_state, unpack_args
-from slime_core.workers.process import serve
+from slime_core.workers import leftovers
+from slime_core.workers.process import Guarded, readable, signal_of
+
+__all__ = ["HEADER", "Worker", "WorkerDied", "send", "serve"]
+
+HEADER = struct.Struct("!Q")
+"""Format of the length before each message."""
+_POLL = 0.5
+_CLOSED_S = 2.0
+"""Seconds that a process gets to end after it has closed its socket."""
+_BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({descriptor})"
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables set to 1 unless the user set them, because several processes share the cores."""
 
 
-def main(descriptor: int) -> None:
-    """Serve calls from the socket `descriptor`."""
-    serve(descriptor, _Worker().answer)
+class WorkerDied(Exception):
+    """Raised if the process ended during the call; the message says how."""
+
+    killed = False
+    """True if a signal ended the process."""
 
 
-class _Worker:
-    """The components of one process, and the event loop for asynchronous components."""
+class Worker:
+    """A worker process. One thread may use it at a time; any thread may call `kill`.
 
-    def __init__(self) -> None:
-        self._packed = b""
-        self._args: dict[bytes, WorkerArgs] = {}
-        """Packed plugin options of a component -> settings with these options; the run's own under the empty key."""
-        self._callers: dict[str, RewardCaller] = {}
-        self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
+    Args:
+        name: Name of the process in messages.
+        module: Module to run in the process; its `main(descriptor)` calls `serve`.
+    """
 
-    def answer(self, message: bytes) -> bytes:
-        """Answer a pickled request: pickled (seconds, "ok", ...) or (seconds, "error", kind, text, traceback)."""
-        began = time.perf_counter()
+    def __init__(self, name: str, module: str) -> None:
+        self.usable = True
+        self._received = bytearray()
+        self.process = Guarded(name, stop_s=0.0, leftover_s=0.0, cap=leftovers.OUTPUT)
+        self.sock, theirs = socket.socketpair()
+        with theirs:
+            boot = _BOOT.format(path=sys.path, module=module, descriptor=theirs.fileno())
+            self.process.start(
+                [sys.executable, "-P", "-c", boot],
+                {**dict.fromkeys(_THREADS, "1"), **os.environ},
+                stdout=subprocess.DEVNULL,
+                only=[theirs.fileno()],
+            )
+
+    def ask(self, request: tuple[Any, ...], timeout: float | None) -> Any:
+        """Send a request and return the answer; both are pickled. Raises as `ask_all` does."""
+        return next(self.ask_all([pickle.dumps(request)], timeout))
+
+    def ask_all(self, requests: Sequence[bytes], timeout: float | None) -> Iterator[Any]:
+        """Send all pickled requests at once and yield the answers as they arrive.
+
+        The time of each answer is counted from the previous answer. The caller must take all answers. All requests
+        after the first must fit into the socket's buffer together.
+
+        Raises:
+            TimeoutError: An answer did not arrive in time; the process cannot be used any more.
+            WorkerDied: The process has ended.
+        """
+        with self._watched():
+            self.sock.settimeout(timeout)
+            until = None if timeout is None else time.monotonic() + timeout
+            self.sock.sendall(b"".join(part for request in requests for part in (HEADER.pack(len(request)), request)))
+        for _ in requests:
+            with self._watched():
+                size = HEADER.unpack(self._receive(HEADER.size, until))[0]
+                answer = pickle.loads(self._receive(size, until))
+            yield answer
+            until = None if timeout is None else time.monotonic() + timeout
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Mark the process as unusable if an exception is raised: part of an answer may be left in the socket."""
         try:
-            request = pickle.loads(message)
-            found = getattr(self, request[0])(*request[1:])
-            return pickle.dumps((time.perf_counter() - began, "ok", *found))
-        except BaseException as error:
-            problem = type(error).__name__, str(error), _users_traceback(error)
-            return pickle.dumps((time.perf_counter() - began, "error", *problem))
+            yield
+        except OSError as error:
+            self.usable = False
+            if isinstance(error, TimeoutError):
+                raise
+            raise self._fate() from None
+        except BaseException:
+            self.usable = False
+            raise
 
-    def update(self, args: bytes, memory_limit: float | None) -> tuple[()]:
-        """Set the run's settings, in place in those that components hold."""
-        if memory_limit is not None:
-            limit = int(memory_limit * 2**30)
-            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        self._packed = args
-        for options in self._args:
-            self._settings(options)
-        return ()
+    @property
+    def has_answer(self) -> bool:
+        """True if part of the next answer has arrived."""
+        return bool(self._received)
 
-    def load(self, key: str, spec: str, group: bool, options: bytes) -> tuple[()]:
-        """Resolve a component and build it; `options` has the form of `adapters.Component`."""
-        args = self._settings(options)
-        self._callers[key] = RewardCaller(resolve("rewards", spec), args, inline=True, group=group)
-        return ()
+    def kill(self) -> None:
+        """Ask the process to end with all processes that it started; any thread may call it."""
+        self.process.ask_to_die()
 
-    def _settings(self, options: bytes) -> Any:
-        """Return the settings of components with these plugin options, with the newest values."""
-        args = self._args.setdefault(options, WorkerArgs())
-        unpack_args(self._packed, args)
-        if options:
-            args.plugins = pickle.loads(options)
-        return args
+    def end(self) -> None:
+        """Kill the process, wait for its end and close the socket. Raises SlimeError if the kernel does not end it."""
+        self.process.kill()
+        self.sock.close()
 
-    def score(self, key: str, states: bytes, evaluation: bool, seed: int) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Return the rewards, and the changes to each sample that the reward changed."""
-        samples = [restore(state) for state in pickle.loads(states)]
-        random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % 2**32)
-        rewards = contextvars.copy_context().run(self._finished, self._callers[key].score(samples, evaluation))
-        try:
-            changed: list[dict[str, Any]] = []
-            if pickle.dumps([sample_state(sample) for sample in samples]) != states:
-                changed = [changes(before, sample) for before, sample in zip(pickle.loads(states), samples)]
-            return rewards, changed
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise PluginError(
-                f"what {self._callers[key].label} wrote to its sample cannot be sent back to the run ({error});"
-                " keep plain data in sample.metadata, or declare RewardTraits(execution='thread') on the reward"
-            ) from error
+    def _receive(self, size: int, until: float | None) -> bytes:
+        while len(self._received) < size:
+            rest = _POLL if until is None else min(_POLL, until - time.monotonic())
+            if not readable([self.sock.fileno()], max(rest, 0.0)):
+                if rest <= 0:  # checked after the wait: the answer may have arrived while this process stood still
+                    raise TimeoutError
+                continue
+            part = self.sock.recv(1 << 20)
+            if not part:
+                raise ConnectionResetError("closed")
+            self._received += part
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
 
-    def _finished(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return the coroutine's result; run the event loop, which costs more than most rewards, only if it awaits."""
-        try:
-            coroutine.send(None)
-        except StopIteration as done:
-            return done.value
-        return self._loop.run_until_complete(coroutine)
+    def _fate(self) -> WorkerDied:
+        """Return an error that says how the process ended; kill a process that only closed its socket."""
+        status = self.process.wait(_CLOSED_S)
+        self.end()
+        if status is None:
+            return WorkerDied("the worker process closed its connection")
+        number = signal_of(status)
+        if number is None:
+            return WorkerDied(f"the worker process ended with exit status {status}")
+        hint = " (out of memory?)" if number == signal.SIGKILL else ""
+        died = WorkerDied(f"the worker process was ended by signal {number.name}{hint}")
+        died.killed = True
+        return died
 
 
-def _users_traceback(error: BaseException) -> str:
-    """Return the traceback without slime's frames at its head."""
-    cause = error.__cause__ if isinstance(error, PluginError) and error.__cause__ is not None else error
-    frames = traceback.extract_tb(cause.__traceback__)
-    own = tuple(f"{Path(file).resolve().parent}{os.sep}" for file in (slime_core.__file__, __file__))
-    while frames and os.path.abspath(frames[0].filename).startswith(own):
-        frames.pop(0)
-    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(cause)])
+def send(sock: socket.socket, message: bytes) -> None:
+    """Send a message with its length."""
+    sock.sendall(HEADER.pack(len(message)) + message)
+
+
+def serve(descriptor: int, answer: Callable[[bytes], bytes]) -> None:
+    """Answer messages until the caller closes the socket; called in the process. Never returns."""
+    os.set_inheritable(descriptor, False)
+    sock = socket.socket(fileno=descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Make the kernel kill this process first when memory runs out.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    with contextlib.suppress(ConnectionError), sock.makefile("rb") as requests:
+        while len(header := requests.read(HEADER.size)) == HEADER.size:
+            size = HEADER.unpack(header)[0]
+            if len(message := requests.read(size)) < size:
+                break
+            send(sock, answer(message))
+    os._exit(0)  # without the exit handlers of user code, which may hang
