@@ -73,7 +73,7 @@ def _need_bundle(args: Args) -> None:
     lacking = []
     for setting, kind in _OF_THE_BUNDLE.items():
         name = getattr(args, setting) or DEFAULTS.get(setting, "")
-        known = name in current_registry().names(kind) or name.startswith(tuple(kind_of(kind).prefixes))
+        known = name in current_registry().names(kind) or name.startswith(kind_of(kind).prefixes)
         lacking += [f"{kind}/{name}"] if name.isidentifier() and not known else []
     if len(lacking) > 1:
         shown = ", ".join(lacking)
