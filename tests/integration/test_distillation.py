@@ -128,6 +128,35 @@ def test_a_divergence_falls_and_is_the_same_from_a_server(
         assert line[name] == pytest.approx(lines[0][name], abs=1e-4), name
 
 
+@pytest.mark.slow
+def test_rows_choose_among_the_trainers_teachers(tiny: TinyRun, teacher: Path, tmp_path: Path, slime: Any) -> None:
+    """Resumed bit for bit; a row that names no teacher of the run ends it before it starts."""
+    rows = [json.loads(line) for line in (tiny.root / "train.jsonl").read_text().splitlines()]
+    for name in ("digits", "art"):
+        routed = [{**row, "metadata": {"teacher": name}} if i % 2 else row for i, row in enumerate(rows)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in routed))
+    flags = {
+        "opd_type": "local", "opd_teacher_load": tiny.root / "model", "loss_type": "distillation", "num_rollout": 2,
+        "rm_type": "on_policy_distillation", "prompt_data": tmp_path / "digits.jsonl", "save_interval": 1,
+    }  # fmt: skip
+    options = ["distillation.top_k=16", f"on_policy_distillation.teachers={{digits: {{path: {teacher}}}}}"]
+
+    def argv(name: str, **changes: Any) -> list[str]:
+        given = tiny.argv(tmp_path / name, **{**STUDENT, **flags, **changes})
+        return [*given, *(part for option in options for part in ("--set", f"plugins.{option}"))]
+
+    slime("train", *argv("run"))
+    slime("train", *argv("again", load=tmp_path / "run/checkpoints/rollout_0000000"))
+    lines, again = (metrics(tmp_path / name) for name in ("run", "again"))
+    assert again[-1]["train/divergence"] == lines[-1]["train/divergence"] > 0.05
+    ends = [tmp_path / run / "checkpoints/rollout_0000001/model.safetensors" for run in ("run", "again")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+    wrong = [SLIME, "train", *argv("art", prompt_data=tmp_path / "art.jsonl", no_preflight=None)]
+    done = subprocess.run(wrong, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "metadata['teacher'] is 'art'; plugins.on_policy_distillation.teachers has 'digits'" in done.stderr
+
+
 SECRETS = {letter: str((7 * i + 3) % 10) for i, letter in enumerate("abcdefghij")}
 """Right answer to each letter; only a teacher that sees the label knows it."""
 
