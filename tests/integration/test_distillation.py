@@ -200,9 +200,10 @@ def test_a_self_that_sees_the_answer_teaches_it(
     )
     flags = {
         "hf_checkpoint": copier / "checkpoints" / "rollout_0000059", "prompt_data": tmp_path / "letters.jsonl",
-        "lr": "2e-3", "rollout_batch_size": 10, "n_samples_per_prompt": siblings, "num_rollout": 12 if siblings == 4 else 16,
-        "rollout_max_response_len": 1, "opd_type": "local", "opd_teacher_load": copier, "loss_type": "distillation",
-        "rm_type": "on_policy_distillation", "custom_reward_post_process_path": tmp_path / "none.py",
+        "lr": "2e-3", "rollout_batch_size": 10, "n_samples_per_prompt": siblings, "rollout_max_response_len": 1,
+        "num_rollout": 12 if siblings == 4 else 16, "opd_type": "local", "opd_teacher_load": copier,
+        "loss_type": "distillation", "rm_type": "on_policy_distillation",
+        "custom_reward_post_process_path": tmp_path / "none.py",
     }  # fmt: skip
     options = (
         *more, "distillation.top_k=16", f"on_policy_distillation.context='{context}'",
