@@ -125,8 +125,11 @@ class Distribution:
 
 
 def distributions() -> list[str]:
-    """Return the folders with a pyproject.toml that git knows, the published ones first."""
-    files = run("git", "ls-files", "*pyproject.toml").split()
+    """Return the folders with a pyproject.toml that git knows, the published ones first.
+
+    The plugin of the benchmarks is loaded from its folder alone, whose neighbours it imports.
+    """
+    files = run("git", "ls-files", "*pyproject.toml", ":!benchmarks").split()
     return sorted((str(Path(file).parent) for file in files), key=lambda folder: (folder not in published(), folder))
 
 
