@@ -255,6 +255,15 @@ CHECKED = (
     Mistake(
         "no_reference", "absent", {"ref_load": "{dir}/absent", "use_kl_loss": True, "kl_loss_coef": 0.1}, stage="inputs"
     ),
+    Mistake(
+        "another_plugin_refuses",
+        "no quota for this run",
+        {"plugin_dir": ["acme"]},
+        plant=_hook(
+            "def slime_check(settings):\n    from slime_core import Finding, Level\n"
+            "    return [Finding('quota', Level.ERROR, 'no quota for this run')]\n"
+        ),
+    ),
     Mistake("filter_typo", "nonzero", {"dynamic_sampling_filter_path": "nonzero_sdt"}),
     Mistake("lr_too_large", "unlearns", {"lr": 0.5}, level="warning"),
     Mistake(
