@@ -29,6 +29,7 @@ from slime_core.errors import ConfigError, SlimeError
 from slime_core.launch.components import Resolver
 from slime_core.launch.prepare import prepare
 from slime_core.models.config import read_hf_config
+from slime_core.models.hf_io import weight_files
 from slime_core.plugins.presets import load_settings
 
 _SMALL = 20e6
@@ -146,7 +147,8 @@ class Inputs:
 
     def _model(self, here: Here, directory: Path, there: bool, config: dict[str, Any]) -> Path:
         """Return the directory of the rehearsal's model, written if the run's own is large or absent."""
-        parameters = sum(map(num_elements, directory.glob("*.safetensors"))) if there else 0
+        has_weights = there and any(directory.glob("*.safetensors*"))
+        parameters = sum(map(num_elements, weight_files(directory))) if has_weights else 0
         if 0 < parameters <= _SMALL:
             self.report.done.append(("model", f"{directory.name}, {parameters:,} parameters, as it is"))
             return directory

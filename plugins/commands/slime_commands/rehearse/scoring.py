@@ -65,6 +65,8 @@ class Scores:
     """Rows of which all answers were scored."""
     distinct: int = 0
     """Rows for which not all answers got the same reward."""
+    inverted: int = 0
+    """Rows for which the best right answer got less than the best wrong one."""
     kept: int = 0
     """Groups that the dynamic filter kept."""
     judged: int = 0
@@ -80,7 +82,7 @@ class Scores:
         for bad, what in ((self.unread, "cannot be read"), (self.failed, "cannot be scored")):
             if bad:
                 number, error = bad[0]
-                more = f"; {len(bad)} of {self.rows} of {self.total} rows" if len(bad) > 1 else ""
+                more = f"; {len(bad)} of {self.rows} rows" if len(bad) > 1 else ""
                 whole = bad is self.unread or len(bad) == self.rows
                 text = f"row {number + 1} of {args.prompt_data} {what}: {error}{more}"
                 yield Level.ERROR if whole else Level.WARNING, text, number // per_rollout
@@ -90,6 +92,9 @@ class Scores:
             paid = " or ".join(sorted(map(str, self.values))[:3])
             text = f"{reward}: every answer to {self.compared} rows, right or wrong, gets {paid}: nothing is learned"
             yield Level.ERROR if filter_named else Level.WARNING, text, 0
+        if self.compared and self.inverted == self.compared:
+            text = f"{reward}: pays wrong answers more than right ones in each of {self.compared} rows"
+            yield Level.WARNING, text, 0
         if self.filter_error:
             yield Level.ERROR, self.filter_error, 0
         elif self.judged and not self.kept:
@@ -206,6 +211,7 @@ def _count(scores: Scores, args: Args, filters: FilterStage, group: Sequence[Sam
     if len(set(values)) < 2:
         return
     scores.distinct += 1
+    scores.inverted += group[0].label is not None and max(values[: len(_RIGHT)]) < max(values[len(_RIGHT) :])
     if args.dynamic_sampling_filter_path is None or scores.filter_error:
         return
     high = max(range(len(values)), key=lambda i: values[i])
