@@ -24,7 +24,7 @@ from slime_core.distributions import BUNDLE, installed, provided
 from slime_core.errors import ConfigError, PluginNotFoundError, name_of
 from slime_core.launch.checks import check_components, warn_without_effect
 from slime_core.launch.roles import Trainers
-from slime_core.plugins.adapters import GenerateCaller, RewardCaller
+from slime_core.plugins.adapters import GenerateCaller, RewardCaller, Workers
 from slime_core.plugins.hooks import Hooks, bare_manager, implement, nobody
 from slime_core.plugins.kinds import hook_flags, kind_of
 from slime_core.plugins.manager import current_registry
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from slime_core.estimator import EstimatorBase
     from slime_core.learning.corrector import Corrector
     from slime_core.learning.loss import LossBase
-    from slime_core.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def _need_bundle(args: Args) -> None:
     lacking = []
     for setting, kind in _OF_THE_BUNDLE.items():
         name = getattr(args, setting) or DEFAULTS.get(setting, "")
-        known = name in current_registry().names(kind) or name.startswith(tuple(kind_of(kind).prefixes))
+        known = name in current_registry().names(kind) or name.startswith(kind_of(kind).prefixes)
         lacking += [f"{kind}/{name}"] if name.isidentifier() and not known else []
     if len(lacking) > 1:
         shown = ", ".join(lacking)
@@ -89,7 +88,7 @@ class Resolver:
         self._settings = settings
         self.command = settings.command
         self.used: list[Resolved] = []
-        self._workers: WorkerPool | None = None
+        self._workers: Workers | None = None
 
     def setting(self, kind: str, name: str) -> Any:
         """Return the object that setting `name` (or its default) selects, or None if it selects nothing."""
@@ -160,13 +159,12 @@ class Resolver:
                 check(self.args, training=self.command != "eval")
         return caller
 
-    def workers(self) -> WorkerPool:
-        """The worker processes of plain rewards; they start at the first call."""
+    def workers(self) -> Workers:
+        """The worker processes of plain rewards; they start at the first call. Raises PluginNotFoundError."""
         if self._workers is None:
-            from slime_core.workers.pool import WorkerPool
-
             size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
-            self._workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit)
+            make: Callable[..., Workers] = provided("slime.api", "reward_processes")
+            self._workers = make(self.args, size, memory_limit=self.args.rm_memory_limit)
         return self._workers
 
     def settings_changed(self) -> None:
@@ -225,15 +223,15 @@ class Components:
     """True if a generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
 
     def build_estimator(self, args: Args) -> EstimatorBase | None:
-        """Build the estimator, wrapped if a function computes the advantages; None for a loss without advantages."""
+        """Build the estimator; None for a loss without advantages."""
         if self.estimator is None:
             return None
-        estimator: EstimatorBase = self.estimator(args)
-        if self.advantage_function is None:
-            return estimator
-        from slime_core.estimator import CustomAdvantages
+        estimator: type[EstimatorBase] = self.estimator
+        if self.advantage_function is not None:
+            from slime_core.estimator import with_advantages
 
-        return CustomAdvantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
+            estimator = with_advantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
+        return estimator(args)
 
     @property
     def needs_critic(self) -> bool:

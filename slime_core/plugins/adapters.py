@@ -17,7 +17,7 @@ import os
 import pickle
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from slime_core.errors import PluginError
 from slime_core.plugins.options import option_name
@@ -36,10 +36,6 @@ from slime_core.protocols import Args, GenerateContext, GenerateTraits, RewardTr
 from slime_core.sample import LARGEST_SCORE, Sample, is_score
 from slime_core.waits import by_deadline, placed, waiting
 from slime_core.workers.call import Slots, awaited, contained, on_thread, overrun
-from slime_core.workers.pool import LOAD_DEADLINE, Component
-
-if TYPE_CHECKING:
-    from slime_core.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +50,47 @@ EXECUTIONS = ("inline", "thread", "process")
                default for a plain function; an `async` one runs on the event loop, unless it declares "process"
 """
 
+LOAD_DEADLINE = 600.0
+"""Seconds that importing and building a component may take; a local judge model may be large."""
 _READERS_OF_MAPPINGS = ("eval_reward_key", "custom_reward_post_process_path")
 """Settings, besides `reward_key`, with which a reward may return a mapping."""
 
 
 class PluginNotFiniteError(PluginError):
     """A reward has the right type, but is NaN, infinite or too large for this sample."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """The data from which a worker loads a reward by itself."""
+
+    spec: str
+    group: bool = False
+    options: bytes = b""
+    """Pickled value of the setting `plugins` for this component; empty to use the run's."""
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Name of the loaded component within a worker."""
+        return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
+
+
+class Workers(Protocol):
+    """Processes in which rewards run, each of which resolves them again."""
+
+    async def load(self, component: Component) -> None:
+        """Start every process, and wait until one has loaded the component. Raises as `score`."""
+
+    async def score(
+        self, component: Component, samples: Sequence[Sample], evaluation: bool, timeout: float | None, seed: int = 0
+    ) -> list[float | dict[str, Any]]:
+        """Return the rewards of the samples, and copy the reward's changes into them; see `RewardCaller.score`."""
+
+    def settings_changed(self) -> None:
+        """Send the current settings to the processes."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
 
 
 class RewardCaller:
@@ -74,7 +105,7 @@ class RewardCaller:
         reward: Resolved,
         args: Args,
         *,
-        workers: Callable[[], WorkerPool] | None = None,
+        workers: Callable[[], Workers] | None = None,
         spec: str | None = None,
         inline: bool = False,
         group: bool = False,
@@ -168,7 +199,7 @@ class RewardCaller:
             PluginError: The reward returned neither a finite number nor a mapping (with --reward-key or a reward
                 post-process function to read it), or a list of another length; or it raised an exception that no task
                 may raise (SystemExit, StopIteration, a cancellation of its own).
-            Exception: Any exception of the reward, or `workers.process.WorkerDied` if the reward ended its process.
+            Exception: Any exception of the reward, or of its process if the reward ended that.
         """
         if self.execution == "process":
             assert self._workers is not None

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE, entry_points, normalized
+from slime_core.distributions import CORE, entry_points, normalized, provided
 from slime_core.errors import PluginConflictError, PluginIncompatibleError, PluginNotFoundError
 from slime_core.plugins.kind import Kind
 from slime_core.plugins.kinds import kind_of
@@ -80,8 +80,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
     spec = spec.strip()
     if prefix := _prefix(row, spec, registry):
         inner = resolve(kind, spec[len(prefix) :], origin=origin, registry=registry)
-        wrapper, _, attr = row.prefixes[prefix].partition(":")
-        wrapped = getattr(import_module(wrapper, spec), attr)(inner.obj)
+        wrapped = provided("slime.api", prefix + row.name)(inner.obj)
         ref = replace(inner.ref, prefix=prefix + inner.ref.prefix)
         return Resolved(wrapped, ref, kind, spec, origin)
     obj, ref, module = _load(row, spec, origin, registry)

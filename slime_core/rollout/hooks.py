@@ -1,4 +1,4 @@
-"""The hooks around a rollout: after generating a sample, at the end of a rollout, and when it is logged.
+"""The hooks around a rollout: after generating a sample and at the end of a rollout.
 
 Put together by `launch.components`, called by `rollout.generate` (sample hooks) and `rollout.stage` (all others). They
 run in the process that generates; with several trainer processes that is rank 0. If a sample hook raises, its sample
@@ -145,21 +145,6 @@ class RolloutHooks:
             sealed = Sealed(() if edits else (sample for group in seen for sample in group))
             tell(**given)
             sealed.check(label)
-
-    def log_rollout(
-        self, rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float
-    ) -> bool:
-        """Return whether a hook has replaced slime's logging; hooks may change `extra_metrics`."""
-        answers = self.told.slime_log_rollout(
-            rollout_id=rollout_id, args=args, samples=samples, extra_metrics=extra_metrics, rollout_time=rollout_time
-        )
-        return any(answers)
-
-    def log_eval(
-        self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]], extra_metrics: dict[str, float]
-    ) -> bool:
-        """Return whether a hook has replaced slime's logging of an evaluation."""
-        return any(self.told.slime_log_eval(rollout_id=rollout_id, args=args, data=data, extra_metrics=extra_metrics))
 
 
 def _alone(tell: Callable[..., list[Any]]) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """Processes in which rewards run (`workers.pool.WorkerPool`)."""
+    """Processes in which rewards run (`launch.components.Resolver` has them)."""
 
     def settings_changed(self) -> None:
         """Send the current settings to the processes."""

@@ -326,7 +326,10 @@ class RolloutStage:
         if self._context is not None:
             held = self._context.runner.engine.take_held_seconds(of=seconds)
         extra |= getattr(self.parts.engine, "take_metrics", dict)()
-        if self.parts.user.log_rollout(rollout_id, self.args, samples, extra, seconds):
+        replaced = self.parts.user.told.slime_log_rollout(
+            rollout_id=rollout_id, args=self.args, samples=samples, extra_metrics=extra, rollout_time=seconds
+        )
+        if any(replaced):
             return extra
         reported = provided("slime.metrics", "reported")
         metrics = {**reported.rollout_metrics(self.args, groups, self.weight_version), **extra}
@@ -359,7 +362,8 @@ class RolloutStage:
         self, rollout_id: int, data: dict[str, dict[str, Any]], extra: dict[str, float]
     ) -> dict[str, float]:
         """Return metrics of evaluated samples; the hook `slime_log_eval` may replace them."""
-        if self.parts.user.log_eval(rollout_id, self.args, data, extra):
+        told = self.parts.user.told
+        if any(told.slime_log_eval(rollout_id=rollout_id, args=self.args, data=data, extra_metrics=extra)):
             return extra
         return {**provided("slime.metrics", "reported").eval_metrics(data), **extra}
 
