@@ -3,16 +3,21 @@
 One process imports what every run imports and forks for each command; the child has its own memory, working directory,
 environment and output, as a fresh one would. Runs `python -m tests.zygote SOCKET [MODULE ...]`; `Zygote` is the tests'
 side. Tests about start-up, signals and kills start real processes instead.
+
+The workers of pytest-xdist share the process: `share` names a path in the environment, the first worker that needs a
+command starts `python -m tests.zygote PATH [MODULE ...]`, and each connection gets a fork that forks its commands.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +27,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +68,18 @@ MEGATRON = (
 """What a run on several ranks imports besides, on either trainer."""
 START_S, ANSWER_S = 180.0, 90.0
 """For the imports, and for a killed process to be gone, on a machine with much else to do."""
+SHARED = "SLIME_TEST_ZYGOTE"
+"""Environment variable with the path of the sockets; its file name is the id of the process that made the path."""
+
+ENVIRONMENT: dict[str, str] = {}
+"""Environment of the process that forks; `tests/conftest.py` fills it before any test changes its own."""
+
+
+def share() -> Callable[[], None]:
+    """Have the processes that this one starts share theirs; return what removes the path."""
+    folder = tempfile.mkdtemp(prefix="slime-zygote-")
+    os.environ[SHARED] = f"{folder}/{os.getpid()}"
+    return partial(shutil.rmtree, folder, ignore_errors=True)
 
 
 class Zygote:
@@ -115,21 +133,35 @@ class Zygote:
             )
 
     def close(self) -> None:
-        """Hang up, which ends the process."""
-        if self._connection is not None and self._process is not None:
+        """Hang up, which ends the process, or this connection's fork of a shared one."""
+        if self._connection is not None:
             self._connection.close()
+        if self._process is not None and SHARED not in os.environ:
             self._process.wait(timeout=ANSWER_S)
 
     def _connected(self) -> socket.socket:
-        if self._connection is None:
+        if self._connection is None and SHARED in os.environ:
+            self._connection = self._shared(f"{os.environ[SHARED]}.{len(self._more)}")
+        elif self._connection is None:
             self._connection, theirs = socket.socketpair()
             with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.zygote", str(theirs.fileno()), *self._more],
-                    cwd=ROOT,
-                    pass_fds=[theirs.fileno()],
-                )
+                self._start(str(theirs.fileno()), pass_fds=[theirs.fileno()])
         return self._connection
+
+    def _start(self, place: str, **keywords: Any) -> None:
+        command = [sys.executable, "-m", "tests.zygote", place, *self._more]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT or None, **keywords)
+
+    def _shared(self, path: str) -> socket.socket:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{path}.started", os.O_CREAT | os.O_EXCL))
+            self._start(path, start_new_session=True)
+        until, connection = time.monotonic() + START_S, socket.socket(socket.AF_UNIX)
+        while not os.path.exists(path):
+            assert time.monotonic() < until, "the process that forks has not started"
+            time.sleep(0.05)
+        connection.connect(path)
+        return connection
 
     def _line(self, timeout: float) -> str:
         """One line of an answer, read byte by byte since there is never more than one."""
@@ -143,14 +175,40 @@ class Zygote:
         return line.decode()
 
 
-def _serve(descriptor: int, more: Sequence[str]) -> None:
+def _import(more: Sequence[str]) -> None:
     with warnings.catch_warnings(action="ignore"):
         for module in (*IMPORTED, *more):
             importlib.import_module(module)
     discovery.discovered()  # each command finds the same plugins of the checkout: their files are parsed once
     gc.collect()
     gc.freeze()  # no command has to look through what was imported
-    connection = socket.socket(fileno=descriptor)
+
+
+def _listen(path: str, more: Sequence[str]) -> None:
+    """Fork for each connection until the process that made the path has ended."""
+    owner = int(Path(path).stem)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{path}.new")
+        listening.listen(64)
+        os.rename(f"{path}.new", path)  # connections wait for the imports
+        listening.settimeout(1.0)
+        _import(more)
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(owner, 0)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(-1, os.WNOHANG)
+                with contextlib.suppress(TimeoutError):
+                    connection, _ = listening.accept()
+                    if os.fork() == 0:
+                        listening.close()
+                        _serve(connection)
+                        os._exit(0)
+                    connection.close()
+
+
+def _serve(connection: socket.socket) -> None:
+    """Run the commands of one connection, one after the other."""
     with connection, connection.makefile("rb") as orders:
         for line in orders:
             pid = os.fork()
@@ -217,5 +275,9 @@ def _run(program: str, argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), sys.argv[2:])
+    if sys.argv[1].isdigit():
+        _import(sys.argv[2:])
+        _serve(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        _listen(sys.argv[1], sys.argv[2:])
     os._exit(0)  # it takes seconds to take all modules apart

@@ -6,6 +6,7 @@ numbers small besides. All other settings stay as they are.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -234,6 +235,10 @@ def with_model(here: Here, directory: Path, *, small: bool) -> None:
     for name in MODELS:
         if here.values.get(name):
             here.values[name] = str(directory.absolute())
+    here.values["plugins"] = copy.deepcopy(here.values.get("plugins"))
+    for teacher in (here.values["plugins"] or {}).get("on_policy_distillation", {}).get("teachers", {}).values():
+        if teacher.get("path"):
+            teacher["path"] = str(directory.absolute())
     for name in (*_STEPS, *(_OF_MODEL if small else ())):
         here.values.pop(name, None)
 
