@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import ports
-from tests.zygote import MEGATRON, Zygote
+from tests.zygote import ENVIRONMENT, MEGATRON, Zygote, share
 
 # A shell that runs the tests in the background has them ignore ctrl-C, and so would every command they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -53,6 +53,13 @@ SHARED = ("cluster", "started_pair", "sglang_server", "vllm_server")
 """Session fixtures of `tests/backends` that cost seconds and memory: files that use one go to the same worker."""
 MEASURED = "measured"
 """Property of a test (`record_property`) that is shown at the end of the session."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the workers of pytest-xdist share the process that forks commands."""
+    ENVIRONMENT.update(os.environ)
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        config.add_cleanup(share())
 
 
 @pytest.hookimpl(wrapper=True)

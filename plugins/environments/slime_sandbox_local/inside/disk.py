@@ -22,6 +22,9 @@ _RATE = 2 << 30
 """Bytes per second that a program may write, about the speed of filling memory."""
 _RARELY_S, _SHARE = 0.02, 5
 """Maximum seconds between checks, and minimum time between checks in multiples of a check's processor time."""
+_DEEPEST = 200
+"""Most directories inside each other: the kernel reads a path in time that grows with its depth, and `rm` removes one
+directory after the other."""
 
 
 def make(directory: str, user: int | None) -> None:
@@ -52,7 +55,7 @@ def strewn(user: int | None) -> list[str]:
 def written(paths: Iterable[str], processes: Iterable[int], most: int) -> float:
     """Return the bytes on disk of files at and below `paths` and of deleted files that processes hold open.
 
-    Stops counting above `most`; infinite if a directory cannot be listed.
+    Stops counting above `most`; infinite if a directory cannot be listed or more than `_DEEPEST` lie in each other.
     """
     seen, total = set[tuple[int, int]](), 0
     try:
@@ -73,14 +76,16 @@ def until_next(left: float, took: float) -> float:
 
 
 def _below(paths: Iterable[str]) -> Iterator[os.stat_result]:
-    waiting = list(paths)
+    waiting = [(path, 0) for path in paths]
     while waiting:
-        path = waiting.pop()
+        path, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise OSError(f"{path}: too deep")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             facts = os.lstat(path)
             yield facts
             if stat.S_ISDIR(facts.st_mode):
-                waiting += (f"{path}/{name}" for name in os.listdir(path))
+                waiting += ((f"{path}/{name}", depth + 1) for name in os.listdir(path))
 
 
 def _nameless(processes: Iterable[int]) -> Iterator[os.stat_result]:
