@@ -81,7 +81,8 @@ CASES = {
     "a user's correction": f"{GRPO} --use-tis --custom-tis-function-path {CORRECTION}:correction",
     "old actor": f"{GRPO} --keep-old-actor",
     "teacher": f"{GRPO} {TEACHERS} --use-rollout-entropy",
-    "experts, teacher": f"--hf-checkpoint {{experts}} {GRPO} {TEACHERS} --use-rollout-entropy",
+    "experts, teacher": f"--hf-checkpoint {{experts}} {GRPO} --use-opd --opd-type megatron"
+    " --opd-teacher-load {experts} --set plugins.on_policy_distillation.teachers.far.path={other_experts}",
     "distillation": f"{GRPO} {TEACHERS} --loss-type distillation"
     " --set plugins.distillation.top_k=5 --set plugins.distillation.turn_weights=[1,0.5]",
     "own teacher": f"{GRPO} --use-opd --opd-type self --loss-type distillation --set plugins.distillation.top_k=7"
@@ -116,10 +117,12 @@ class Parity:
         self._embedded: dict[str, dict[str, Any]] = {}
         self._done: dict[tuple[int, str, str], Any] = {}
         self.root = root
-        self.paths = {name: root / name for name in ("dense", "other", "tied", "experts", "critic", "prompts")}
+        names = ("dense", "other", "tied", "experts", "other_experts", "critic", "prompts")
+        self.paths = {name: root / name for name in names}
         for name, variant in (("dense", "qwen3"), ("tied", "qwen3-tied"), ("experts", "qwen3-moe")):
             save_tiny(self.paths[name], variant, vocab_size=jobs.VOCABULARY)
-        save_tiny(self.paths["other"], "qwen3", vocab_size=jobs.VOCABULARY, initializer_range=0.15)
+        for name, variant in (("other", "qwen3"), ("other_experts", "qwen3-moe")):
+            save_tiny(self.paths[name], variant, vocab_size=jobs.VOCABULARY, initializer_range=0.15)
         save_critic(self.paths["other"], self.paths["critic"])
         self.paths["prompts"].write_text('{"input": "1 + 1 =", "label": "2"}\n')
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 
 from tests.backends.whole_runs import running, samples
@@ -98,3 +99,20 @@ def test_a_run_trains_adapters_that_the_server_adds(tiny: TinyRun, vllm_python: 
     sent = [line["perf/update_weights_wire_bytes"] for line in metrics(save) if "train/loss" in line]
     whole = (tiny.root / "model/model.safetensors").stat().st_size
     assert max(sent) < whole / 4
+
+
+def test_roles_answer_with_adapters_of_their_own(tiny: TinyRun, vllm_python: Path, tmp_path: Path) -> None:
+    """Every sample's log-probs are those of its role's adapter, and both adapters move."""
+    roles = [{"name": "solver"}, {"name": "critic", "prompt": "{solver} right?"}]
+    own = {"multi_agent": {"roles": roles, "order": ["solver", "critic"]}}
+    (tmp_path / "roles.yaml").write_text(yaml.safe_dump(own))
+    save = train(
+        tiny, tmp_path, check_weight_update_equal=None, engine_python=vllm_python, engine_start_timeout=900,
+        custom_generate_function_path="multi_agent", custom_config_path=tmp_path / "roles.yaml",
+        apply_chat_template=None, lora_rank=4, lora_adapters=["solver", "critic"], lora_unmerged=True, lr="3e-2",
+        rollout_stop_token_ids=list(range(128, 272)),  # else turns are cut, after which no other role speaks
+    )  # fmt: skip
+    trained = [line for line in metrics(save) if "train/loss" in line]
+    assert all(sum(line[f"train/grad_norm/{name}"] for line in trained) > 0 for name in ("solver", "critic"))
+    used = {s["train_metadata"]["adapter"] for s in samples(tmp_path / "samples" / "{rollout_id}.jsonl", 2)}
+    assert used == {"solver", "critic"}
