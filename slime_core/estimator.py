@@ -41,8 +41,8 @@ class EstimatorBase:
     compares_group: ClassVar[bool] = False
     needs_components: ClassVar[bool] = False
     needs_greedy_baseline: ClassVar[bool] = False
-    requires: ClassVar[Mapping[str, Any]] = {}
-    defaults: ClassVar[Mapping[str, Any]] = {}
+    requires: ClassVar[Mapping[str, object]] = {}
+    defaults: ClassVar[Mapping[str, object]] = {}
     ignores: ClassVar[Sequence[str]] = ()
 
     def __init__(self, args: Args) -> None:

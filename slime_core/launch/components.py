@@ -40,9 +40,11 @@ from slime_core.workers.call import guarded, user_code
 
 if TYPE_CHECKING:
     from slime_core.config.sections.evaluation import EvalDataset
-    from slime_core.estimator import EstimatorBase
+    from slime_core.estimator import AdvantageFn, EstimatorBase
     from slime_core.learning.corrector import Corrector
     from slime_core.learning.loss import LossBase
+    from slime_core.protocols import DataSource
+    from slime_core.rollout.batch import ConvertSamples, RewardPostProcess
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +183,7 @@ class Resolver:
         """Return the caller of a generate function."""
         return GenerateCaller(self.spec("generators", spec, origin))
 
-    def provenance(self) -> list[dict[str, Any]]:
+    def provenance(self) -> list[dict[str, object]]:
         """Return name, distribution, version and source hash of every component in use, without duplicates."""
         facts = {(p["kind"], p["name"]): p for p in (found.ref.provenance() for found in self.used)}
         return [facts[key] for key in sorted(facts)]
@@ -201,20 +203,20 @@ class Components:
     eval_function: Any = None
     generator: GenerateCaller | None = None
     reward: RewardCaller | None = None
-    dynamic_filter: Any = None
+    dynamic_filter: Callable[..., object] | None = None
     dynamic_filter_name: str = ""
     estimator: Any = None
-    advantage_function: Any = None
+    advantage_function: AdvantageFn | None = None
     """Function of `--custom-advantage-function-path`, on top of the estimator."""
     loss: Any = None
-    loss_keywords: dict[str, Any] = field(default_factory=dict)
+    loss_keywords: dict[str, object] = field(default_factory=dict)
     """Keywords of the loss's constructor: `corrector`, `reducer` and `function`, those that the run has."""
     engine: Any = None
     trainer: Any = None
     weight_transport: Any = None
     """The transport that the settings name; None: the engine's best transport, which is known once it has started."""
-    post_process_rewards: Callable[..., Any] | None = None
-    convert_samples: Callable[..., Any] | None = None
+    post_process_rewards: RewardPostProcess | None = None
+    convert_samples: ConvertSamples | None = None
     hooks: Hooks = field(default_factory=nobody)
     """Hooks of installed plugins, and the functions that settings name for hooks."""
     user: RolloutHooks = field(default_factory=RolloutHooks)
@@ -250,10 +252,11 @@ class Components:
             loss.needs_advantages = args.compute_advantages_and_returns
         return loss
 
-    def build_data_source(self, args: Args) -> Any:
+    def build_data_source(self, args: Args) -> DataSource:
         """Build the run's data source. Raises DataError, and PluginError for errors of a user's own."""
         with user_code("--data-source-path"):
-            return self.data_source(args)
+            made: DataSource = self.data_source(args)
+            return made
 
 
 def resolve_components(
@@ -315,7 +318,7 @@ def named_transport(r: Resolver) -> Any:
     return transport
 
 
-def _data_source(r: Resolver) -> Callable[[Args], Any]:
+def _data_source(r: Resolver) -> Callable[[Args], DataSource]:
     """Return the constructor of the run's data source."""
     found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
@@ -398,7 +401,7 @@ def _resolve_dataset(dataset: EvalDataset, generator: GenerateCaller, r: Resolve
     return generator
 
 
-def _loss(settings: Settings, r: Resolver) -> tuple[type[LossBase], dict[str, Any]]:
+def _loss(settings: Settings, r: Resolver) -> tuple[type[LossBase], dict[str, object]]:
     """Resolve `--loss-type` and the keywords that act on its policy term: off-policy correction, reducer, function.
 
     Raises:
@@ -465,7 +468,7 @@ def _check_component(settings: Settings, component: object, spec: str, given: li
         )
 
 
-def _reducer(r: Resolver) -> Callable[..., Any] | None:
+def _reducer(r: Resolver) -> Callable[..., object] | None:
     """Return the reducer's maker. Call it with one token first, so that its errors end the command now."""
     found = r.function("loss_reducers", REDUCER)
     if found is None:

@@ -47,7 +47,7 @@ class Prepared:
     """Hooks of installed plugins, and the hook functions that settings name."""
     processes: int
     """Number of processes that train together, including those that the launcher has yet to start."""
-    plugins: list[dict[str, Any]]
+    plugins: list[dict[str, object]]
     """Provenance of every component and hook plugin in use."""
     starting_points: list[str]
     """Lines of text that name the source of the weights of frozen models and the critic."""

@@ -32,7 +32,7 @@ def rollout_data(batch: TrainBatch, tensors: TrainTensors) -> dict[str, Any]:
     return data
 
 
-def taken_over(data: Mapping[str, Any], tensors: TrainTensors, source: str) -> TrainTensors:
+def taken_over(data: Mapping[str, object], tensors: TrainTensors, source: str) -> TrainTensors:
     """Return the tensors with the values that a function left in the dictionary.
 
     Denominators stay those of the original batch: a token masked here adds nothing, and the other tokens keep their

@@ -135,7 +135,7 @@ def copy_assets(source: str | Path, target: str | Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def write_config(directory: str | Path, hf: Mapping[str, Any]) -> None:
+def write_config(directory: str | Path, hf: Mapping[str, object]) -> None:
     """Write `config.json`."""
     path = Path(directory) / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -139,11 +139,11 @@ class RewardCaller:
         self._skips_none = skips_none
         self._under = functools.partial(RewardCaller, reward, workers=workers, spec=spec, inline=inline, group=group)
         self.spec = spec or reward.ref.prefix + reward.ref.name
-        self.provenance: Mapping[str, Any] = reward.ref.provenance()
+        self.provenance: Mapping[str, object] = reward.ref.provenance()
         self.members: tuple[Resolved, ...] = tuple(getattr(obj, "members", ()))
         """Rewards that a composite reward consists of, as it resolved them."""
         self._scores_texts = hasattr(obj, "compute_reward")
-        function: Callable[..., Any] = obj.compute_reward if self._scores_texts else obj
+        function: Callable[..., object] = obj.compute_reward if self._scores_texts else obj
         if self._build is not None:
             function = unbound(obj, "compute_reward" if self._scores_texts else "__call__")
         self._function = function
@@ -204,7 +204,7 @@ class RewardCaller:
         if self.execution == "process":
             assert self._workers is not None
             parts = [samples] if self.batched else [[sample] for sample in samples]
-            found: list[float | dict[str, Any]] = []
+            found: list[float | dict[str, object]] = []
             for part in parts:
                 seed = self._seed(part)
                 found += await self._workers().score(self.component, part, evaluation, self._timeout, seed)
@@ -229,7 +229,7 @@ class RewardCaller:
             )
         return [self._checked(value, sample, evaluation) for value, sample in zip(values, samples)]
 
-    async def _call(self, *args: Any, **keywords: Any) -> Any:
+    async def _call(self, *args: object, **keywords: object) -> object:
         if self._build is not None:
             found = await self._build.built()
             self._function = found.compute_reward if self._scores_texts else found
@@ -255,7 +255,7 @@ class RewardCaller:
             placed()()
             return await self._awaited(value)
 
-    async def _awaited(self, value: Awaitable[Any]) -> Any:
+    async def _awaited(self, value: Awaitable[object]) -> object:
         return await _bounded(awaited(self.label, value), "--rm-timeout", self._timeout)
 
     def _seed(self, samples: Sequence[Sample]) -> int:
@@ -263,7 +263,7 @@ class RewardCaller:
         index = next((s.index for s in samples if s.index is not None), 0)
         return (self.args.seed * 1_000_003 + index) % 2**32
 
-    def _checked(self, value: Any, sample: Sample, evaluation: bool) -> float | dict[str, Any]:
+    def _checked(self, value: Any, sample: Sample, evaluation: bool) -> float | dict[str, object]:
         """Return the value as a float or a mapping. Raises PluginError with the sample's index for other values."""
         if isinstance(value, Mapping):
             key, flag = self._key(evaluation)
@@ -317,10 +317,10 @@ class RewardCaller:
 class _BuiltOnce:
     """An object that is built on a thread at the first request; concurrent requests wait for it."""
 
-    def __init__(self, build: Callable[[], Any], label: str) -> None:
+    def __init__(self, build: Callable[[], object], label: str) -> None:
         self._build, self._label = build, label
         self._lock = threading.Lock()
-        self._object: Any = None
+        self._object: object = None
 
     async def built(self) -> Any:
         """Return the object. Raises the errors of its construction, and DeadlineExceeded."""
@@ -335,15 +335,15 @@ class _BuiltOnce:
                 self._object = self._build()
 
 
-async def _bounded(value: Awaitable[Any], flag: str, seconds: float | None) -> Any:
+async def _bounded(value: Awaitable[object], flag: str, seconds: float | None) -> object:
     return await by_deadline(value, seconds, lambda: overrun(flag, seconds))
 
 
-def _elsewhere(*args: Any, **keywords: Any) -> Any:
+def _elsewhere(*args: object, **keywords: object) -> object:
     raise AssertionError("this reward runs in worker processes")
 
 
-def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
+def execution_of(obj: object, label: str, *, is_async: bool, default: str) -> str:
     """Return "inline", "thread", "process" or "async".
 
     Args:
@@ -367,11 +367,11 @@ def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
     return "async" if is_async and declared == "inline" else declared
 
 
-def _scores_lists(function: Callable[..., Any]) -> bool:
+def _scores_lists(function: Callable[..., object]) -> bool:
     return traits_of(function, RewardTraits).scores_groups or takes_list(function)
 
 
-def _takes_one_sample(function: Callable[..., Any]) -> bool:
+def _takes_one_sample(function: Callable[..., object]) -> bool:
     """Return whether the second positional parameter is called `sample`."""
     signature = signature_of(function)
     return signature is not None and positional_names(signature)[1:2] == ["sample"]
@@ -382,7 +382,7 @@ class GenerateCaller:
 
     def __init__(self, generator: Resolved) -> None:
         self.label = generator.ref.label
-        self._function: Callable[..., Any] = generator.obj
+        self._function: Callable[..., object] = generator.obj
         self._takes_list = takes_list(self._function)
         offered = ("evaluation", "context", *(("sampling_params",) if self._takes_list else ()))
         self._keywords = declared(self._function, offered)
@@ -407,7 +407,7 @@ class GenerateCaller:
         self,
         args: Args,
         sample: Sample,
-        sampling_params: Mapping[str, Any],
+        sampling_params: Mapping[str, object],
         *,
         evaluation: bool = False,
         context: GenerateContext | None = None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slime_core.distributions import provided
 from slime_core.errors import RolloutError, rollout_name
@@ -34,7 +34,7 @@ from slime_core.sample.provenance import Source, TurnSpan, digest
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
 """Function of `--custom-reward-post-process-path`: trainable samples -> (raw rewards, shaped rewards)."""
 
-ConvertSamples = Callable[[Args, list[Sample]], Mapping[str, Any]]
+ConvertSamples = Callable[[Args, list[Sample]], Mapping[str, object]]
 """Function of `--custom-convert-samples-to-train-data-path`: all samples -> THUDM/slime's train data columns."""
 
 _T = TypeVar("_T")
