@@ -91,7 +91,7 @@ def test_the_command(slime: Slime) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_rehearsed(name: str, slime: Slime, tmp_path: Path) -> None:
     """Rehearse the script to its end, in two processes at most; the data are elsewhere."""
-    options = ["--stand-ins", "--json", "--processes", "2"]
+    options = ["--stand-ins", "--json", "--processes", "2", "--seconds", "300"]
     done = slime("rehearse", *options, *SCRIPTS[name], check=False, timeout=900, SLIME_ENGINE_PYTHON="")
     report = json.loads(done.stdout)
     errors = [(p["stage"], p["message"]) for p in report["problems"] if p["level"] == "error"]

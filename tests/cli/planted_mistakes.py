@@ -104,6 +104,12 @@ def _rows(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path]
     return plant
 
 
+def _other_model(root: Path) -> None:
+    config = json.loads((root / "model" / "config.json").read_text())
+    shutil.copytree(root / "model", root / "other")
+    (root / "other" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+
+
 def _other_encoding(root: Path) -> None:
     with (root / "train.jsonl").open("ab") as file:
         file.write(b'{"input": "caf\xe9", "label": "1"}\n')
@@ -344,6 +350,13 @@ CHECKED = (
             "def slime_check(settings):\n    from slime_core import Finding, Level\n"
             "    return [Finding('quota', Level.ERROR, 'no quota for this run')]\n"
         ),
+    ),
+    Mistake(
+        "other_reference",
+        "num_hidden_layers 9 instead of",
+        {"ref_load": "{dir}/other", "use_kl_loss": True, "kl_loss_coef": 0.1},
+        plant=_other_model,
+        stage="inputs",
     ),
     Mistake("filter_typo", "nonzero", {"dynamic_sampling_filter_path": "nonzero_sdt"}),
     Mistake("lr_too_large", "unlearns", {"lr": 0.5}, level="warning"),

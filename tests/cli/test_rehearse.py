@@ -13,7 +13,7 @@ import pytest
 from slime_commands.models.presets import model_presets
 from slime_commands.rehearse.rehearsal import rehearse
 from slime_commands.rehearse.running import SmallRun
-from slime_commands.rehearse.scaled import Options
+from slime_commands.rehearse.scaled import Here, Options, trackers, with_model
 from slime_commands.rehearse.small_model import shrink
 
 from slime_core.config.yaml_file import dump_value
@@ -126,6 +126,12 @@ def test_a_run_that_has_written_nothing_waits_for_nothing(tmp_path: Path) -> Non
     for _ in range(2):
         assert (small._rows(), small.newest(), small.stage()) == ([], None, "start")
         small.directory.mkdir(exist_ok=True)
+
+
+def test_options_of_plugins_may_be_absent(tmp_path: Path) -> None:
+    here = Here({})
+    with_model(here, tmp_path, small=True)
+    assert list(trackers(here.values)) == []
 
 
 def test_small_models_of_all_presets_can_be_split() -> None:

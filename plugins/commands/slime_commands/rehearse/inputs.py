@@ -34,6 +34,8 @@ from slime_core.plugins.presets import load_settings
 
 _SMALL = 20e6
 """Parameters of a model that is rehearsed as it is."""
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+"""Entries of config.json that a reference has as the trained model."""
 _ROWS = 64
 """Rows that stand in for a data set."""
 _MADE = ("hf_checkpoint", "prompt_data", "eval_prompt_data", "prepare_path")
@@ -125,7 +127,7 @@ class Inputs:
         for name in MODELS:
             path = getattr(self.settings.args, name)
             if path and self.settings.is_given(name):
-                self._further_model(name, path, there)
+                self._further_model(name, path, config if there else None)
         with_model(here, model, small=model != directory)
         if self.options.stand_ins:
             self._stand_ins(here)
@@ -162,12 +164,25 @@ class Inputs:
             here.values.pop("rollout_stop_token_ids", None)
         return model
 
-    def _further_model(self, name: str, path: str, there: bool) -> None:
-        """Note a reference, teacher or critic. Raises CheckpointError if it alone is not on this machine."""
-        if there and not self.options.stand_ins:
+    def _further_model(self, name: str, path: str, config: Mapping[str, Any] | None) -> None:
+        """Note a reference, teacher or critic.
+
+        Args:
+            config: The run's own config.json; None if that model is not on this machine.
+
+        Raises:
+            CheckpointError: This model alone is not on this machine.
+            ConfigError: It is a reference of another size.
+        """
+        cited = self.settings.cite(name)
+        if config is not None and not self.options.stand_ins:
             folder = "critic" if name == "critic_load" else None
-            required_source(path, None, cite=self.settings.cite(name), folder=folder)
-        self.report.gaps.append(f"{self.settings.cite(name)}: the rehearsal's model takes its place")
+            other = read_hf_config(required_source(path, None, cite=cited, folder=folder).directory)
+            differs = [size for size in _SIZES if name == "ref_load" and other.get(size) != config.get(size)]
+            if differs:
+                sizes = ", ".join(f"{size} {other.get(size)} instead of {config.get(size)}" for size in differs)
+                raise ConfigError(f"{cited}: the reference is another model than the trained one: {sizes}")
+        self.report.gaps.append(f"{cited}: the rehearsal's model takes its place")
 
     def _stand_ins(self, here: Here) -> None:
         """Write rows where the data are not on this machine."""

@@ -296,8 +296,8 @@ def with_model(here: Here, directory: Path, *, small: bool) -> None:
     for name in MODELS:
         if here.values.get(name):
             here.values[name] = str(directory.absolute())
-    here.values["plugins"] = copy.deepcopy(here.values.get("plugins"))
-    for teacher in (here.values["plugins"] or {}).get("on_policy_distillation", {}).get("teachers", {}).values():
+    here.values["plugins"] = copy.deepcopy(here.values.get("plugins", {}))
+    for teacher in here.values["plugins"].get("on_policy_distillation", {}).get("teachers", {}).values():
         if teacher.get("path"):
             teacher["path"] = str(directory.absolute())
     for name in (*_STEPS, *(_OF_MODEL if small else ())):
