@@ -87,7 +87,14 @@ def test_suites_of_a_page_pass(source: str, name: str, tmp_path: Path, program: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("source", ["README.md", "docs/how-to/write-a-reward.md", "docs/plugins/index.md"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "README.md",
+        pytest.param("docs/how-to/write-a-reward.md", marks=pytest.mark.slow),
+        pytest.param("docs/plugins/index.md", marks=pytest.mark.slow),
+    ],
+)
 def test_first_reward(source: str, tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     path = tmp_path / "my_rm.py"
     path.write_text(FILES[source, "my_rm"])

@@ -90,6 +90,7 @@ def test_a_damaged_run_is_read_as_far_as_it_goes_and_not_written_to(run_dir: Pat
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_keeps_each_sample_once(tiny: TinyRun, slime: Any, tmp_path: Path, run_dir: Path) -> None:
     save = tmp_path / "run"
     slime("train", *tiny.argv(save, eval_interval=1, num_rollout=4))
