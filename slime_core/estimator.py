@@ -16,7 +16,6 @@ import torch
 from slime_core.errors import PluginError
 from slime_core.ops.ratios import clipped_surrogate, sequence_kl, token_kl
 from slime_core.protocols import (
-    AdvantageEstimator,
     AdvantageInputs,
     Advantages,
     Args,
@@ -26,7 +25,7 @@ from slime_core.protocols import (
     with_defaults,
 )
 
-__all__ = ["AdvantageFn", "CustomAdvantages", "EstimatorBase", "estimator_class"]
+__all__ = ["AdvantageFn", "EstimatorBase", "as_column", "estimator_class", "with_advantages"]
 
 AdvantageFn = Callable[[Args, dict[str, Any]], None]
 """Function of `--custom-advantage-function-path`; it sets `rollout_data["advantages"]` and `["returns"]`."""
@@ -42,8 +41,8 @@ class EstimatorBase:
     compares_group: ClassVar[bool] = False
     needs_components: ClassVar[bool] = False
     needs_greedy_baseline: ClassVar[bool] = False
-    requires: ClassVar[Mapping[str, Any]] = {}
-    defaults: ClassVar[Mapping[str, Any]] = {}
+    requires: ClassVar[Mapping[str, object]] = {}
+    defaults: ClassVar[Mapping[str, object]] = {}
     ignores: ClassVar[Sequence[str]] = ()
 
     def __init__(self, args: Args) -> None:
@@ -84,64 +83,45 @@ class EstimatorBase:
         return token_kl(inputs.log_probs, inputs.old_log_probs)
 
 
-class CustomAdvantages(EstimatorBase):
-    """The chosen estimator with advantages by `--custom-advantage-function-path`; rewards and loss are unchanged.
+def with_advantages(estimator: type[EstimatorBase], fn: AdvantageFn, origin: str) -> type[EstimatorBase]:
+    """Return the estimator with advantages by a function; rewards and loss are unchanged.
 
     The function gets THUDM/slime's `rollout_data`: per-sample lists under its names and those of `AdvantageInputs`
-    (missing fields are omitted), and sets `advantages` and `returns`.
+    (missing fields are omitted), and sets `advantages` and `returns`. Messages call it `origin`.
     """
+    source = f"--custom-advantage-function-path {origin}"
 
-    needs_log_probs = True
-
-    def __init__(self, inner: AdvantageEstimator, fn: AdvantageFn, origin: str) -> None:
-        self.inner = inner
-        self.fn = fn
-        self.origin = origin
-        # Class attributes of the contract, copied from the inner estimator.
-        self.__dict__.update(
-            needs_values=inner.needs_values,
-            ratio_level=inner.ratio_level,
-            needs_greedy_baseline=inner.needs_greedy_baseline,
-            requires=dict(inner.requires),
-        )
-
-    def shape_rewards(self, args: Args, inputs: RewardInputs) -> list[float]:
-        """Call the inner estimator."""
-        return self.inner.shape_rewards(args, inputs)
-
-    def shape_turns(self, args: Args, inputs: RewardInputs) -> list[list[float]]:
-        """Call the inner estimator."""
-        return self.inner.shape_turns(args, inputs)
-
-    def advantages(self, args: Args, inputs: AdvantageInputs) -> Advantages:
+    def advantages(self: EstimatorBase, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Call the function. Raises PluginError when it leaves a result out or of the wrong length."""
         tokens = [torch.tensor(row, device=inputs.rewards.device) for row in inputs.rollout_data.get("tokens", ())]
         data = {f.name: getattr(inputs, f.name) for f in fields(inputs) if f.name != "rollout_data"}
         data = {**inputs.rollout_data, "tokens": tokens, **{k: value for k, value in data.items() if value is not None}}
-        self.fn(args, data)
-        return Advantages(
-            advantages=self._result(data, "advantages", inputs), returns=self._result(data, "returns", inputs)
-        )
+        fn(args, data)
+        found = []
+        for name in ("advantages", "returns"):
+            if name not in data:
+                raise PluginError(
+                    f'{source} did not set rollout_data["{name}"]: one [response_length] tensor per sample'
+                )
+            found.append(as_column(data[name], inputs.loss_masks, f'{source}: rollout_data["{name}"]'))
+        return Advantages(*found)
 
-    def policy_loss(self, args: Args, inputs: LossInputs) -> LossOutputs:
-        """Call the inner estimator."""
-        return self.inner.policy_loss(args, inputs)
+    return type("CustomAdvantages", (estimator,), {"advantages": advantages, "needs_log_probs": True})
 
-    def _result(self, data: Mapping[str, Any], name: str, inputs: AdvantageInputs) -> list[torch.Tensor]:
-        source = f"--custom-advantage-function-path {self.origin}"
-        if name not in data:
-            raise PluginError(f'{source} did not set rollout_data["{name}"]: one [response_length] tensor per sample')
-        parts = [
-            torch.as_tensor(part, dtype=m.dtype, device=m.device) for part, m in zip(data[name], inputs.loss_masks)
-        ]
-        shapes = [tuple(part.shape) for part in parts]
-        expected = [(length,) for length in inputs.response_lengths]
-        if len(data[name]) != len(expected) or shapes != expected:
-            raise PluginError(
-                f'{source}: rollout_data["{name}"] has shapes {shapes[:8]}; expected one tensor per sample:'
-                f" {expected[:8]}"
-            )
-        return parts
+
+def as_column(value: object, like: Sequence[torch.Tensor], source: str) -> list[torch.Tensor]:
+    """Return the tensors that a user's function set, shaped as `like`. Raises PluginError beginning with `source`."""
+    value = list(value) if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, Sequence):
+        raise PluginError(f"{source} is a {type(value).__name__}; expected a list of {len(like)} tensors")
+    try:
+        parts = [torch.as_tensor(part, dtype=torch.float32).detach() for part in value]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PluginError(f"{source}: expected a list of tensors: {error}") from error
+    shapes, expected = [tuple(part.shape) for part in parts], [tuple(part.shape) for part in like]
+    if shapes != expected:
+        raise PluginError(f"{source} has shapes {shapes[:8]}; expected one tensor per sample: {expected[:8]}")
+    return [part.to(other.device) for part, other in zip(parts, like)]
 
 
 def estimator_class(found: Any, origin: str) -> type[Any]:
@@ -151,8 +131,4 @@ def estimator_class(found: Any, origin: str) -> type[Any]:
     """
     if isinstance(found, type):
         return with_defaults(found, EstimatorBase)
-
-    def build(self: CustomAdvantages, args: Args) -> None:
-        CustomAdvantages.__init__(self, EstimatorBase(args), found, origin)
-
-    return type(CustomAdvantages.__name__, (CustomAdvantages,), {"__init__": build})
+    return with_advantages(EstimatorBase, found, origin)

@@ -23,16 +23,18 @@ class Exports:
     def load(self, name: str) -> Any:
         """Return the object of that name. Raises AttributeError, or ImportError if no distribution provides it."""
         if name in self.provided:
-            return self._provided(name)
+            return from_plugin(name)
         if name not in self.places:
             raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
         return getattr(import_module(self.places[name]), name)
 
-    def _provided(self, name: str) -> Any:
-        from slime_core.distributions import provided
-        from slime_core.errors import PluginNotFoundError
 
-        try:
-            return provided("slime.api", name)
-        except PluginNotFoundError as error:
-            raise ImportError(str(error)) from None
+def from_plugin(name: str) -> Any:
+    """Return what a distribution offers under that name. Raises ImportError if none does."""
+    from slime_core.distributions import provided
+    from slime_core.errors import PluginNotFoundError
+
+    try:
+        return provided("slime.api", name)
+    except PluginNotFoundError as error:
+        raise ImportError(str(error)) from None

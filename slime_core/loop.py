@@ -48,7 +48,7 @@ class Rollout(Protocol):
     def start(self) -> Done:
         """Start the engines, without generating anything."""
 
-    def generate(self, rollout_id: int) -> Any:
+    def generate(self, rollout_id: int) -> object:
         """Return an object with `.batch: TrainBatch` and `.metrics`; later rollouts may still be generated."""
 
     def before_push(self) -> Done:
@@ -106,7 +106,7 @@ class Stages:
     to repeat this evaluation first."""
 
 
-def now(work: Coroutine[Any, Any, T]) -> T:
+def now(work: Coroutine[object, None, T]) -> T:
     """Run the coroutine of `train` without an event loop, for stages whose methods return no awaitables."""
     try:
         work.send(None)
@@ -117,7 +117,7 @@ def now(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a stage answered with something to wait for, and no event loop turns")
 
 
-async def answer(found: Any) -> Any:
+async def answer(found: object) -> Any:
     """Await the value if it is awaitable, and return the result."""
     return await found if inspect.isawaitable(found) else found
 
@@ -218,14 +218,14 @@ class _Clock:
         self._started = time.perf_counter()
         self._waited = self._worked = 0.0
 
-    async def waits(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+    async def waits(self, verb: Callable[..., object], *arguments: object) -> Any:
         """Call `verb`, await its result and count the time as waiting (for a batch, or for the engines)."""
         started = time.perf_counter()
         result = await answer(verb(*arguments))
         self._waited += time.perf_counter() - started
         return result
 
-    async def works(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+    async def works(self, verb: Callable[..., object], *arguments: object) -> Any:
         """Call `verb`, await its result and count the time as work (training, or sending weights)."""
         started = time.perf_counter()
         result = await answer(verb(*arguments))

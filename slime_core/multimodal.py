@@ -36,7 +36,7 @@ class Array:
         self._data = data
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         return {"version": 3, "shape": self.shape, "typestr": _TYPES[self.dtype], "data": self._data}
 
 
@@ -88,7 +88,7 @@ class TrainInputs(Mapping[str, Array]):
     def __copy__(self) -> TrainInputs:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrainInputs:
+    def __deepcopy__(self, memo: dict[int, object]) -> TrainInputs:
         return self
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ def _of_lists(name: str, value: Any) -> tuple[str, tuple[int, ...], bytes]:
     return dtype, tuple(shape), struct.pack(f"<{len(flat)}{'f' if dtype == 'float32' else 'q'}", *flat)
 
 
-def image_ref(value: Any, folder: Path | None = None, *, fetched: bool = True) -> str:
+def image_ref(value: object, folder: Path | None = None, *, fetched: bool = True) -> str:
     """Return an image as a text: the absolute path of a file, or a `data:` URL that holds the image.
 
     Args:
@@ -210,20 +210,20 @@ def image_token_of(checkpoint: str | None) -> int | None:
         return None
 
 
-def images_of(inputs: Mapping[str, Any] | None) -> list[Any]:
+def images_of(inputs: Mapping[str, object] | None) -> list[object]:
     """Return the images in `Sample.multimodal_inputs` unchanged; a value that is not a list is one image."""
     found = (inputs or {}).get(IMAGES)
     return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
 
 
-def has_images(prompt: str | Sequence[Mapping[str, Any]]) -> bool:
+def has_images(prompt: str | Sequence[Mapping[str, object]]) -> bool:
     """Return whether chat messages hold image parts."""
     contents = [] if isinstance(prompt, str) else [m.get("content") for m in prompt]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
-def inputs_to_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def inputs_to_json(inputs: Mapping[str, object]) -> dict[str, object]:
     """Return `Sample.multimodal_inputs` with every image as a text. Raises ValueError for a value that is no image."""
     refs = [image_ref(image, fetched=False) for image in images_of(inputs)]
     return {k: refs if k == IMAGES and v is not None else v for k, v in inputs.items()}

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from slime_core.errors import ConfigError
 
@@ -37,7 +37,7 @@ _IN_URL = re.compile(r"\b\w+://[^\s/@:]*:([^\s/]+)@")
 _known: set[str] = set()
 
 
-def learn(name: str, value: Any, shortest: int = 4) -> None:
+def learn(name: str, value: object, shortest: int = 4) -> None:
     """Remember the secrets in a value: the whole value if its name is secret, else tokens and passwords in URLs.
 
     `shortest`: minimum length in characters; a shorter value is no secret, since it would match inside other words.
@@ -95,9 +95,9 @@ class Masked:
 
     written = 0.0
     """Time of the last write to any masked stream (`time.monotonic`)."""
-    _status: Any = None
+    _status: TextIO | None = None
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
@@ -140,7 +140,7 @@ def hidden_values(value: Any) -> Any:
     return hidden(value) if isinstance(value, str) else value
 
 
-def refuse_marks(name: str, value: Any, origin: object) -> None:
+def refuse_marks(name: str, value: object, origin: object) -> None:
     """Raise ConfigError for a value of a saved `config.yaml` whose secret was removed."""
     if MARK in str(value):
         raise ConfigError(f"{name} ({origin}): the file does not keep secrets; give it again")

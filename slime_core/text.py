@@ -29,7 +29,7 @@ def one_line(text: str, limit: int) -> str:
     return plain(" ".join(text.split()), limit)
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: object, indent: int | None = None) -> str:
     """Return ASCII JSON that every reader accepts: NaN and infinities become null, other objects become strings."""
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
 
@@ -51,7 +51,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: Any) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

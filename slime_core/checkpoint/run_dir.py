@@ -111,7 +111,7 @@ def write_text(path: Path, text: str) -> None:
         raise RecordError(f"{path} cannot be written: {error}. Checkpoints are intact") from error
 
 
-def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(run_dir: Path, summary: Mapping[str, object]) -> None:
     """Write `summary.json`."""
     write_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
@@ -164,7 +164,7 @@ class JsonlTracker:
             _append(self._file, orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
 
     @hookimpl
-    def slime_save_state(self) -> dict[str, Any]:
+    def slime_save_state(self) -> dict[str, object]:
         """Return size and hash of the file up to the commit, so that damage can be detected."""
         if self._file is None:
             return {}

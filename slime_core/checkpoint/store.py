@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class CheckpointStore:
     def commit(
         self,
         rollout_id: int,
-        state: dict[str, Any],
+        state: Mapping[str, object],
         writers: Sequence[Callable[[Path], None]],
         *,
         keep: int | None = None,
@@ -303,7 +303,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{directory}: not a slime checkpoint (no {MANIFEST}): torn, or written by something else"
         )
     try:
-        manifest: dict[str, Any] = json.loads(read_regular(path))
+        manifest: dict[str, object] = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:  # no JSON, no text, or no file of a run
         raise CheckpointError(f"{path}: torn: {error}") from error
     own = manifest.pop(_OWN, None)
@@ -316,7 +316,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 def read_state(directory: Path) -> dict[str, Any]:
     """Read the state that was given to `CheckpointStore.commit`."""
-    state: dict[str, Any] = json.loads(read_regular(directory / STATE))
+    state: dict[str, object] = json.loads(read_regular(directory / STATE))
     return state
 
 
@@ -356,15 +356,15 @@ def find(load: str | Path, step: int | None = None) -> Path | None:
     return None
 
 
-def _digest(manifest: dict[str, Any]) -> str:
+def _digest(manifest: Mapping[str, object]) -> str:
     return hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, object]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
     return {"size": path.stat().st_size, "blake2b": digest.hexdigest()}
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

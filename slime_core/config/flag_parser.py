@@ -33,7 +33,7 @@ class Switch(argparse.Action):
         self.off = tuple(off)
 
     def __call__(
-        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
         """Store true or false."""
         setattr(namespace, self.dest, option_string not in self.off)

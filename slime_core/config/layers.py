@@ -96,7 +96,7 @@ class Layered:
         return hint or f" Keys of your own go under {CUSTOM_KEY!r}: or into --custom-config-path."
 
 
-def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, object]:
     out = copy.deepcopy(lower)
     for key, value in upper.items():
         both = isinstance(value, dict) and isinstance(out.get(key), dict)

@@ -27,7 +27,7 @@ from slime_core.config.settings import Entry, Origin, Settings
 from slime_core.config.spec import flag_specs
 from slime_core.config.support import check_support
 from slime_core.config.yaml_file import dump_value
-from slime_core.distributions import AllowList, entry_points, provided
+from slime_core.distributions import BUNDLE, AllowList, entry_points, offered, provided
 from slime_core.errors import ConfigError
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
 
@@ -113,7 +113,11 @@ def load_settings(
     layered.warnings += unusable
     lists = Lists(foreign, given)
     if (model := layered.values.get("model")) and model.value is not None:
-        layered.given[:0] = provided("slime.api", "flags_of_named_model")(model, argv, foreign)
+        flags_of = offered("slime.api", "flags_of_named_model")
+        if flags_of is None:
+            cited = f"--model {model.value!r} ({model.origin})"
+            raise ConfigError(f"{cited}: no plugin that knows published models is installed; pip install {BUNDLE}")
+        layered.given[:0] = flags_of(model, argv, foreign)
     layered.foreign = {**lists.read(layered.given), **parser.read_foreign(argv, lists, parsed.rest)}
     args, origins = validate(layered)
     brought, where = preset(args, origins) if preset is not None else ({}, "")

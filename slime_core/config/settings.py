@@ -86,7 +86,7 @@ class Settings:
     """Names of the user's own attributes."""
     files: bool = True
     """False if configuration files that are not on this machine are left out."""
-    names: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, object] = field(default_factory=dict)
     """Setting -> name of a remote model or data set, which files keep instead of the path of the local copy."""
     _typed: dict[str, object] = field(default_factory=dict)
     """Paths before `settle_paths`, which commits keep, so that a moved run has the same settings."""

@@ -12,7 +12,7 @@ import os
 import types
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -108,7 +108,7 @@ def _show_scalar(value: object) -> str:
     return repr(value)
 
 
-def _read_mapping(text: str) -> dict[str, Any]:
+def _read_mapping(text: str) -> dict[str, object]:
     """Parse a JSON object. Raises ValueError."""
     value = json.loads(text)
     if not isinstance(value, dict):
@@ -116,7 +116,7 @@ def _read_mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _strip_optional(annotation: Any) -> Any:
+def _strip_optional(annotation: object) -> object:
     while True:
         origin = get_origin(annotation)
         if origin in (Union, types.UnionType):

@@ -124,12 +124,12 @@ class BufferBase:
         self._waiting = deque(self.unpack(state["groups"]))
 
     @staticmethod
-    def pack(groups: Iterable[Group]) -> list[list[dict[str, Any]]]:
+    def pack(groups: Iterable[Group]) -> list[list[dict[str, object]]]:
         """Return groups as JSON values."""
         return [[sample.to_dict() for sample in group] for group in groups]
 
     @staticmethod
-    def unpack(state: Iterable[Sequence[Mapping[str, Any]]]) -> list[Group]:
+    def unpack(state: Iterable[Sequence[Mapping[str, object]]]) -> list[Group]:
         """Return the groups of the result of `pack`."""
         return [[Sample.from_dict(data) for data in group] for group in state]
 

@@ -47,7 +47,7 @@ class Rows(Protocol):
     def where(self, index: int) -> str:
         """Return `file:line` or `file, row n`, for messages."""
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return the size, the number of rows and a hash of the first and last 64 KiB, which a resumed run compares."""
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class JsonlRows:
             at += len(chunk)
         return f"{self.path}:{line}"
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Return the values that a resumed run compares, as they were when the file was opened."""
         return self._opened
 
@@ -239,7 +239,7 @@ def _line_starts(path: Path) -> Offsets:
     return np.concatenate([*parts, np.array([base], dtype=np.int64)])
 
 
-def fingerprint_of(path: Path, num_rows: int | None) -> dict[str, Any]:
+def fingerprint_of(path: Path, num_rows: int | None) -> dict[str, object]:
     """Return what `Rows.fingerprint` returns, for a file as it is now."""
     size = path.stat().st_size
     digest = hashlib.sha256()

@@ -86,7 +86,7 @@ def check_saved(args: Args, rollout_id: int) -> Path:
     return path
 
 
-def to_json(value: Any, what: str) -> bytes:
+def to_json(value: object, what: str) -> bytes:
     """Return a value as JSON bytes. Raises RolloutError that names `what` if the value cannot be written."""
     try:
         return _written(value)
@@ -96,11 +96,11 @@ def to_json(value: Any, what: str) -> bytes:
         raise RolloutError(f"{what} cannot be saved: {error}; keep JSON values in sample.metadata") from error
 
 
-def _written(value: Any) -> bytes:
+def _written(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=json_default)
 
 
-def _spelled(value: Any) -> Any:
+def _spelled(value: Any) -> object:
     """Return the value with integers beyond 64 bits, which orjson does not write, spelled as digits."""
     if isinstance(value, dict):
         return {key: _spelled(one) for key, one in value.items()}

@@ -97,7 +97,7 @@ class Ledger:
                 key = _key(group)
                 if key is None or self._states.get(key) == DRAWN:
                     continue
-                details: dict[str, Any] = {"samples": [s.index for s in group]}
+                details: dict[str, object] = {"samples": [s.index for s in group]}
                 row = (rows or {}).get(key)
                 if row is not None:
                     details |= {"row": row.row, "epoch": row.epoch}
@@ -155,7 +155,7 @@ class Ledger:
             versions = [_trained_versions(samples) for _, samples in parts]
             self._versions[rollout_id], self._told[rollout_id] = version, _by_key(parts, versions)
             for (key, samples), oldest_newest in zip(parts, versions):
-                details: dict[str, Any] = {"rollout": rollout_id, "samples": len(samples), "version": version}
+                details: dict[str, object] = {"rollout": rollout_id, "samples": len(samples), "version": version}
                 if oldest_newest is not None:
                     details["versions"] = oldest_newest
                 if key is not None:
@@ -165,7 +165,7 @@ class Ledger:
                     self._ended.add(key)
                     keys.append(key)
                 self._record(key, {"event": TAKEN, "group": key, **details})
-            event: dict[str, Any] = {"event": ROLLOUT, "rollout": rollout_id, "groups": len(parts)}
+            event: dict[str, object] = {"event": ROLLOUT, "rollout": rollout_id, "groups": len(parts)}
             reason = self._reasons.pop(rollout_id, None)
             self._record(None, {**event, "reason": reason} if reason else event)
 
@@ -270,7 +270,7 @@ class Ledger:
                 if key is not None:
                     self._move(key, state, {})
 
-    def _move(self, key: int, state: str, details: Mapping[str, Any]) -> None:
+    def _move(self, key: int, state: str, details: Mapping[str, object]) -> None:
         self._states[key] = state
         self._record(key, {"event": state, "group": key, **details})
 
@@ -293,7 +293,7 @@ class Ledger:
             found, self._dropped = self._dropped, {}
         return found
 
-    def _record(self, key: int | None, event: Mapping[str, Any]) -> None:
+    def _record(self, key: int | None, event: Mapping[str, object]) -> None:
         if self.recording:
             self._events.append((float("inf") if key is None else key, orjson.dumps(event)))
 
@@ -343,7 +343,7 @@ class RecordedSource:
         self._source.add_samples(samples)
         self._ledger.buffered(samples)
 
-    def _note_rows(self, groups: Any) -> None:
+    def _note_rows(self, groups: object) -> None:
         take = getattr(self._source, "take_passed_rows", None)
         rows: list[PassedRow] = [] if take is None else take()
         for row in rows:
@@ -369,14 +369,14 @@ class RecordedSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self._source, name, value)
 
 
-def _passed_on(name: str) -> Any:
+def _passed_on(name: str) -> object:
     """Return a method that Python looks up on the class and that calls the source's method."""
 
-    def method(self: Any, *details: Any) -> Any:
+    def method(self: Any, *details: object) -> object:
         return getattr(self._source, name)(*details)
 
     return method

@@ -63,7 +63,7 @@ class Segment:
 
 
 def write_segment(
-    directory: Path, previous: SegmentRef | None, header: Mapping[str, Any], lines: Sequence[bytes]
+    directory: Path, previous: SegmentRef | None, header: Mapping[str, object], lines: Sequence[bytes]
 ) -> SegmentRef:
     """Write one segment and flush it, with its directory entry, to the device; complete or not at all.
 
@@ -179,7 +179,7 @@ def read_commit(commit: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = orjson.loads(read_regular(path))
+        found: dict[str, object] = orjson.loads(read_regular(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if found.get("format") != FORMAT:

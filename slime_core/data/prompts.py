@@ -16,7 +16,7 @@ from slime_core.data.buffer import SampleBuffer, resolve_buffer
 from slime_core.data.dataset import Rows, has_row, open_rows
 from slime_core.data.ledger import PassedRow
 from slime_core.data.rows import Columns, PromptReader
-from slime_core.data.tokenizer import load_tokenizer
+from slime_core.data.tokenizer import Tokenizer, load_tokenizer
 from slime_core.distributions import provided
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.protocols import Args, BufferFilter, GroupBuffer
@@ -44,7 +44,7 @@ class DatasetSource:
     """The built-in data source (kind `data_sources`, name `dataset`)."""
 
     def __init__(
-        self, args: Args, tokenizer: Any = None, buffer_filter: BufferFilter | GroupBuffer | None = None
+        self, args: Args, tokenizer: Tokenizer | None = None, buffer_filter: BufferFilter | GroupBuffer | None = None
     ) -> None:
         """Open the data and check its first and last row.
 
@@ -271,7 +271,7 @@ class DatasetSource:
         self._next_group, self._next_sample = int(state["next_group_index"]), int(state["next_sample_index"])
         self.num_skipped = int(state["num_skipped"])
 
-    def _fingerprint(self) -> dict[str, Any] | None:
+    def _fingerprint(self) -> dict[str, object] | None:
         if self.rows is None:
             return None
         shuffle = self.args.rollout_shuffle
@@ -293,7 +293,7 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[Any]:
     return np.random.default_rng((seed, epoch)).permutation(num_rows)
 
 
-def eval_samples(args: Args, dataset: EvalDataset, tokenizer: Any) -> list[Group]:
+def eval_samples(args: Args, dataset: EvalDataset, tokenizer: Tokenizer) -> list[Group]:
     """Return the groups of an evaluation data set, `dataset.n_samples_per_eval_prompt` samples per prompt.
 
     Args:
@@ -340,7 +340,7 @@ def _apply_dataset_settings(args: Args, prompt: Sample, dataset: EvalDataset) ->
     prompt.generate_function_path = prompt.generate_function_path or dataset.custom_generate_function_path
 
 
-def _check_unchanged(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None, spec: str) -> None:
+def _check_unchanged(then: Mapping[str, object] | None, now: Mapping[str, object] | None, spec: str) -> None:
     """Raise CheckpointError with each difference; a file that only moved counts as the same data."""
     if then is None or now is None:
         if then is not now:

@@ -16,7 +16,15 @@ from typing import Any, Protocol
 
 from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.dataset import Row, Rows, column, exact_json, split_path, written
-from slime_core.data.tokenizer import as_messages, encode_text, quoted_messages, render_prompt, spelled
+from slime_core.data.tokenizer import (
+    Tokenizer,
+    Tools,
+    as_messages,
+    encode_text,
+    quoted_messages,
+    render_prompt,
+    spelled,
+)
 from slime_core.data.tools import prompt_tools
 from slime_core.data.turns import rendered_spans
 from slime_core.distributions import offered, provided
@@ -42,7 +50,7 @@ class Layout(Protocol):
     system: str | None
     """Column of the system message."""
 
-    def read(self, row: Row) -> tuple[Prompt, Any]:
+    def read(self, row: Row) -> tuple[Prompt, object]:
         """Return the prompt and the label of a row. Raises DataError."""
 
 
@@ -66,8 +74,8 @@ class Columns:
     metadata: str | None
     tools: str | None
     apply_chat_template: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    run_tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    run_tools: tuple[Mapping[str, object], ...] = ()
     """Tool schemas for the chat template if a row has none."""
     max_prompt_len: int | None = None
     """Limit in tokens; longer prompts are skipped."""
@@ -117,7 +125,7 @@ class PromptReader:
     """Reader of samples by row index; `processor` is for prompts with images, by default the checkpoint's."""
 
     def __init__(
-        self, rows: Rows, tokenizer: Any, columns: Columns, spec: str | Path, *, processor: Any = None
+        self, rows: Rows, tokenizer: Tokenizer, columns: Columns, spec: str | Path, *, processor: object = None
     ) -> None:
         self._rows = rows
         self._tokenizer = tokenizer
@@ -180,7 +188,7 @@ class PromptReader:
         too_long = columns.max_prompt_len is not None and len(sample.tokens) > columns.max_prompt_len
         return None if too_long else sample
 
-    def _prompt_and_label(self, row: Row) -> tuple[Prompt, Any]:
+    def _prompt_and_label(self, row: Row) -> tuple[Prompt, object]:
         columns = self._columns
         if self.layout is not None:
             return self.layout.read(row)
@@ -196,7 +204,7 @@ class PromptReader:
             raise DataError("a text prompt with images needs --apply-chat-template, which spells the images")
         sample.prompt, sample.multimodal_inputs = messages, {IMAGES: refs}
 
-    def _spell(self, sample: Sample, tools: list[Any] | None) -> None:
+    def _spell(self, sample: Sample, tools: Tools) -> None:
         """Fill in the ids; with --apply-chat-template the prompt becomes the rendered text, as in THUDM/slime."""
         if isinstance(sample.prompt, str) and not self._columns.apply_chat_template:
             sample.tokens = encode_text(self._tokenizer, sample.prompt)
@@ -240,7 +248,7 @@ def recognised(rows: Rows, columns: Columns) -> Layout | None:
         raise DataError(f"{rows.where(0)}: {error}") from error
 
 
-def check_kinds(columns: Mapping[str, Any]) -> None:
+def check_kinds(columns: Mapping[str, object]) -> None:
     """Raise ConfigError for kinds of `--multimodal-keys` that are not supported."""
     other = sorted(set(columns) - {IMAGE})
     if other or not all(isinstance(column, str) for column in columns.values()):
@@ -264,7 +272,7 @@ _TEXT_PARTS = {"text", "input_text", "output_text"}
 _IMAGE_PARTS = {"image", "image_url"}
 
 
-def checked_prompt(value: Any, key: str) -> Prompt:
+def checked_prompt(value: object, key: str) -> Prompt:
     """Return the prompt as text, or as chat messages in the form that templates take.
 
     Messages in ShareGPT's form (`from`, `value`) get roles, and content in text parts becomes one text. Null
@@ -321,7 +329,7 @@ def _warn_of_text(key: str | None) -> None:
     )
 
 
-def _json_list(value: Any, key: str | None) -> list[Any] | None:
+def _json_list(value: object, key: str | None) -> list[Any] | None:
     if isinstance(value, str):
         value = _parse_json(value, key)
     if value is not None and not isinstance(value, list):
@@ -329,7 +337,7 @@ def _json_list(value: Any, key: str | None) -> list[Any] | None:
     return value if value is None else list(written(value))
 
 
-def _parse_json(text: str, key: str | None) -> Any:
+def _parse_json(text: str, key: str | None) -> object:
     try:
         return exact_json(text)
     except json.JSONDecodeError as error:
@@ -338,5 +346,5 @@ def _parse_json(text: str, key: str | None) -> Any:
         raise DataError(f"column {key!r}: {error}") from error
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "empty" if value == [] else f"a {type(value).__name__}"

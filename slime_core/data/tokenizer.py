@@ -22,11 +22,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from slime_core.config.sections.rollout import no_model
 from slime_core.errors import ConfigError, DataError
@@ -39,8 +39,30 @@ logger = logging.getLogger(__name__)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 _BELIEVED = ("llama", "qwen3", "qwen3_moe")
 
-Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
+T = TypeVar("T")
+Message: TypeAlias = Mapping[str, Any]
+"""A chat message: `role`, `content` and what else the template reads."""
+Prompt: TypeAlias = str | Sequence[Message]
 """Text, or chat messages."""
+Tools: TypeAlias = Sequence[Mapping[str, object]] | None
+"""Schemas for the chat template."""
+
+
+class Tokenizer(Hashable, Protocol):
+    """What prompts need of an HF tokenizer."""
+
+    chat_template: object
+    name_or_path: str
+    is_fast: bool
+
+    def __call__(self, text: str, /, **settings: bool) -> Mapping[str, Any]:
+        """Return `input_ids`, and by `return_offsets_mapping` the characters of each."""
+
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> Sequence[int]:
+        """Return the ids of a text."""
+
+    def apply_chat_template(self, messages: list[dict[str, object]], /, **settings: object) -> object:
+        """Return the text of a conversation."""
 
 
 def load_tokenizer(directory: str | Path) -> Any:
@@ -90,10 +112,10 @@ def _is_generic(directory: Path) -> bool:
 
 
 def encode_prompt(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     prompt: Prompt,
     args: Args | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools = None,
     *,
     environment: bool = False,
     noted: MutableMapping[str, Any] | None = None,
@@ -118,7 +140,7 @@ def encode_prompt(
     return encode_rendered(tokenizer, render_prompt(tokenizer, messages, tools, kwargs))
 
 
-def encode_text(tokenizer: Any, text: str) -> list[int]:
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of a plain prompt: the tokenizer's leading special tokens (BOS) once, and no trailing ones (EOS).
 
     A tokenizer may append EOS to every text (`add_eos_token`, left by fine-tuning); a prompt that ends with it is over.
@@ -129,23 +151,23 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return ids if ids[: len(leading)] == leading else leading + ids
 
 
-def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of text that holds its special tokens already (a template's output, a piece of a response)."""
     return [token for piece in spelled(tokenizer, text) for token in tokenizer.encode(piece, add_special_tokens=False)]
 
 
 def encode_result(
-    tokenizer: Any, template: str, result: str, args: Args | None, noted: MutableMapping[str, Any] | None
+    tokenizer: Tokenizer, template: str, result: str, args: Args | None, noted: MutableMapping[str, Any] | None
 ) -> list[int]:
     """Ids of text with `{result}` in it, and what was answered `quoted` there."""
     return encode_rendered(tokenizer, template.replace("{result}", quoted(tokenizer, result, args, noted)))
 
 
 def render_prompt(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     prompt: Prompt,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    tools: Tools = None,
+    template_kwargs: Mapping[str, object] | None = None,
 ) -> str:
     """The chat template's text up to where the assistant begins; plain text is one user message. Raises DataError."""
     return render_messages(
@@ -153,16 +175,16 @@ def render_prompt(
     )
 
 
-def as_messages(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+def as_messages(prompt: Prompt) -> Sequence[Message]:
     """Chat messages; plain text is one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def render_messages(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Tools = None,
+    template_kwargs: Mapping[str, object] | None = None,
 ) -> str:
     """The conversation as the template writes it. Raises DataError."""
     if not tokenizer.chat_template:
@@ -245,7 +267,7 @@ class _Controls(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _controls(tokenizer: Any, template: str) -> _Controls:
+def _controls(tokenizer: Tokenizer, template: str) -> _Controls:
     """Collect the special tokens, and the added tokens that the template writes.
 
     Both are needed: DeepSeek's role tokens are not special, and Gemma's added tokens include HTML and white space.
@@ -260,7 +282,7 @@ def _controls(tokenizer: Any, template: str) -> _Controls:
     return _Controls(stand_ins, re.compile(tokens or never), re.compile(f"([{marks}])" if marks else never))
 
 
-def quoted(tokenizer: Any, said: Any, args: Args | None = None, noted: MutableMapping[str, Any] | None = None) -> Any:
+def quoted(tokenizer: Tokenizer, said: T, args: Args | None = None, noted: MutableMapping[str, Any] | None = None) -> T:
     """Replace each control token in the text of an environment, a tool or a page by a private-use character.
 
     Templates keep these characters, and `spelled` writes each token out again, cut in two. The ids then decode to the
@@ -288,13 +310,13 @@ def quoted(tokenizer: Any, said: Any, args: Args | None = None, noted: MutableMa
 
 
 def quoted_messages(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
     args: Args | None = None,
     noted: MutableMapping[str, Any] | None = None,
     *,
     environment: bool = False,
-) -> list[Mapping[str, Any]]:
+) -> list[Message]:
     """Return messages ready to be rendered: quote tool messages, and warn once of control tokens in other messages.
 
     With `environment`, user and system messages come from an environment, so they are quoted as well.
@@ -320,7 +342,7 @@ def _warn(source: Source, token: str) -> None:
     )
 
 
-def _replaced(tokenizer: Any, said: Any) -> tuple[Any, list[str]]:
+def _replaced(tokenizer: Tokenizer, said: T) -> tuple[T, list[str]]:
     """Return the value with control tokens replaced by private-use characters, and the tokens found."""
     controls, found = _controls(tokenizer, str(tokenizer.chat_template)), []
 
@@ -338,7 +360,7 @@ def _replaced(tokenizer: Any, said: Any) -> tuple[Any, list[str]]:
     return change(said), found
 
 
-def spelled(tokenizer: Any, text: str) -> list[str]:
+def spelled(tokenizer: Tokenizer, text: str) -> list[str]:
     """Split a rendered text into pieces to encode separately; each token that `quoted` replaced is cut in two."""
     controls = _controls(tokenizer, str(tokenizer.chat_template))
     parts = controls.marks.split(text)

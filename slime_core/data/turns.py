@@ -10,21 +10,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_core.data.tokenizer import encode_rendered, render_messages, spelled
+from slime_core.data.tokenizer import Message, Tokenizer, Tools, encode_rendered, render_messages, spelled
 from slime_core.distributions import provided
 from slime_core.sample import provenance
 from slime_core.sample.provenance import Source, Spans, source_of
 
-Message = Mapping[str, Any]
-
 
 def rendered_spans(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     messages: Sequence[Message],
     text: str,
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    tools: Tools = None,
+    template_kwargs: Mapping[str, object] | None = None,
 ) -> tuple[list[int], Spans]:
     """Return a rendered prompt's ids and their authors; an assistant's messages in it count as demonstrations.
 
@@ -117,7 +115,7 @@ def _words(message: Message) -> str:
     return ""
 
 
-def encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[int], list[Source], list[int]]:
+def encoded(tokenizer: Tokenizer, text: str, places: Sequence[_Place]) -> tuple[list[int], list[Source], list[int]]:
     """Return the ids of `text`, the author of each, and the character before which each ends.
 
     A token belongs to a message if any of its characters does. With a tokenizer without offsets, all tokens belong to
@@ -146,7 +144,7 @@ def encoded(tokenizer: Any, text: str, places: Sequence[_Place]) -> tuple[list[i
     return ids, sources, [end for _, end in offsets]
 
 
-def _spelled_places(tokenizer: Any, text: str, places: Sequence[_Place]) -> list[_Place]:
+def _spelled_places(tokenizer: Tokenizer, text: str, places: Sequence[_Place]) -> list[_Place]:
     """Return the places in the spelled text, which is longer than the original text."""
     found: list[_Place] = []
     at = length = 0

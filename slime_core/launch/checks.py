@@ -257,7 +257,7 @@ def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
 class _Chosen(NamedTuple):
     """The class or function of a component that the run has, and its traits."""
 
-    part: Any
+    part: object
     traits: EngineTraits | TrainerTraits | TransportTraits
 
 

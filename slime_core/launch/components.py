@@ -24,7 +24,7 @@ from slime_core.distributions import BUNDLE, installed, provided
 from slime_core.errors import ConfigError, PluginNotFoundError, name_of
 from slime_core.launch.checks import check_components, warn_without_effect
 from slime_core.launch.roles import Trainers
-from slime_core.plugins.adapters import GenerateCaller, RewardCaller
+from slime_core.plugins.adapters import GenerateCaller, RewardCaller, Workers
 from slime_core.plugins.hooks import Hooks, bare_manager, implement, nobody
 from slime_core.plugins.kinds import hook_flags, kind_of
 from slime_core.plugins.manager import current_registry
@@ -40,10 +40,11 @@ from slime_core.workers.call import guarded, user_code
 
 if TYPE_CHECKING:
     from slime_core.config.sections.evaluation import EvalDataset
-    from slime_core.estimator import EstimatorBase
+    from slime_core.estimator import AdvantageFn, EstimatorBase
     from slime_core.learning.corrector import Corrector
     from slime_core.learning.loss import LossBase
-    from slime_core.workers.pool import WorkerPool
+    from slime_core.protocols import DataSource
+    from slime_core.rollout.batch import ConvertSamples, RewardPostProcess
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def _need_bundle(args: Args) -> None:
     lacking = []
     for setting, kind in _OF_THE_BUNDLE.items():
         name = getattr(args, setting) or DEFAULTS.get(setting, "")
-        known = name in current_registry().names(kind) or name.startswith(tuple(kind_of(kind).prefixes))
+        known = name in current_registry().names(kind) or name.startswith(kind_of(kind).prefixes)
         lacking += [f"{kind}/{name}"] if name.isidentifier() and not known else []
     if len(lacking) > 1:
         shown = ", ".join(lacking)
@@ -89,7 +90,7 @@ class Resolver:
         self._settings = settings
         self.command = settings.command
         self.used: list[Resolved] = []
-        self._workers: WorkerPool | None = None
+        self._workers: Workers | None = None
 
     def setting(self, kind: str, name: str) -> Any:
         """Return the object that setting `name` (or its default) selects, or None if it selects nothing."""
@@ -160,13 +161,12 @@ class Resolver:
                 check(self.args, training=self.command != "eval")
         return caller
 
-    def workers(self) -> WorkerPool:
-        """The worker processes of plain rewards; they start at the first call."""
+    def workers(self) -> Workers:
+        """The worker processes of plain rewards; they start at the first call. Raises PluginNotFoundError."""
         if self._workers is None:
-            from slime_core.workers.pool import WorkerPool
-
             size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
-            self._workers = WorkerPool(self.args, size, memory_limit=self.args.rm_memory_limit)
+            make: Callable[..., Workers] = provided("slime.api", "reward_processes")
+            self._workers = make(self.args, size, memory_limit=self.args.rm_memory_limit)
         return self._workers
 
     def settings_changed(self) -> None:
@@ -183,7 +183,7 @@ class Resolver:
         """Return the caller of a generate function."""
         return GenerateCaller(self.spec("generators", spec, origin))
 
-    def provenance(self) -> list[dict[str, Any]]:
+    def provenance(self) -> list[dict[str, object]]:
         """Return name, distribution, version and source hash of every component in use, without duplicates."""
         facts = {(p["kind"], p["name"]): p for p in (found.ref.provenance() for found in self.used)}
         return [facts[key] for key in sorted(facts)]
@@ -203,20 +203,20 @@ class Components:
     eval_function: Any = None
     generator: GenerateCaller | None = None
     reward: RewardCaller | None = None
-    dynamic_filter: Any = None
+    dynamic_filter: Callable[..., object] | None = None
     dynamic_filter_name: str = ""
     estimator: Any = None
-    advantage_function: Any = None
+    advantage_function: AdvantageFn | None = None
     """Function of `--custom-advantage-function-path`, on top of the estimator."""
     loss: Any = None
-    loss_keywords: dict[str, Any] = field(default_factory=dict)
+    loss_keywords: dict[str, object] = field(default_factory=dict)
     """Keywords of the loss's constructor: `corrector`, `reducer` and `function`, those that the run has."""
     engine: Any = None
     trainer: Any = None
     weight_transport: Any = None
     """The transport that the settings name; None: the engine's best transport, which is known once it has started."""
-    post_process_rewards: Callable[..., Any] | None = None
-    convert_samples: Callable[..., Any] | None = None
+    post_process_rewards: RewardPostProcess | None = None
+    convert_samples: ConvertSamples | None = None
     hooks: Hooks = field(default_factory=nobody)
     """Hooks of installed plugins, and the functions that settings name for hooks."""
     user: RolloutHooks = field(default_factory=RolloutHooks)
@@ -225,15 +225,15 @@ class Components:
     """True if a generate or rollout function takes no `context`, so it may post to the engine's HTTP address."""
 
     def build_estimator(self, args: Args) -> EstimatorBase | None:
-        """Build the estimator, wrapped if a function computes the advantages; None for a loss without advantages."""
+        """Build the estimator; None for a loss without advantages."""
         if self.estimator is None:
             return None
-        estimator: EstimatorBase = self.estimator(args)
-        if self.advantage_function is None:
-            return estimator
-        from slime_core.estimator import CustomAdvantages
+        estimator: type[EstimatorBase] = self.estimator
+        if self.advantage_function is not None:
+            from slime_core.estimator import with_advantages
 
-        return CustomAdvantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
+            estimator = with_advantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
+        return estimator(args)
 
     @property
     def needs_critic(self) -> bool:
@@ -252,7 +252,7 @@ class Components:
             loss.needs_advantages = args.compute_advantages_and_returns
         return loss
 
-    def build_data_source(self, args: Args) -> Any:
+    def build_data_source(self, args: Args) -> DataSource:
         """Build the run's data source. Raises DataError, and PluginError for errors of a user's own."""
         with user_code("--data-source-path"):
             return self.data_source(args)
@@ -317,7 +317,7 @@ def named_transport(r: Resolver) -> Any:
     return transport
 
 
-def _data_source(r: Resolver) -> Callable[[Args], Any]:
+def _data_source(r: Resolver) -> Callable[[Args], DataSource]:
     """Return the constructor of the run's data source."""
     found, name = r.setting("data_sources", "data_source_path"), option_name(r.used[-1].ref)
     return functools.partial(construct, found, name=name) if inspect.isclass(found) else found
@@ -400,7 +400,7 @@ def _resolve_dataset(dataset: EvalDataset, generator: GenerateCaller, r: Resolve
     return generator
 
 
-def _loss(settings: Settings, r: Resolver) -> tuple[type[LossBase], dict[str, Any]]:
+def _loss(settings: Settings, r: Resolver) -> tuple[type[LossBase], dict[str, object]]:
     """Resolve `--loss-type` and the keywords that act on its policy term: off-policy correction, reducer, function.
 
     Raises:
@@ -467,7 +467,7 @@ def _check_component(settings: Settings, component: object, spec: str, given: li
         )
 
 
-def _reducer(r: Resolver) -> Callable[..., Any] | None:
+def _reducer(r: Resolver) -> Callable[..., object] | None:
     """Return the reducer's maker. Call it with one token first, so that its errors end the command now."""
     found = r.function("loss_reducers", REDUCER)
     if found is None:

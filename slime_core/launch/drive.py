@@ -19,7 +19,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -82,7 +82,7 @@ class RunParts:
     """Restores the parts to the last commit and returns the next rollout id. Raises if that is impossible."""
 
 
-def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -> dict[str, Any]:
+def drive(run: Prepared, parts: RunParts, commit: Path | None, started: float) -> dict[str, object]:
     """Drive the run from the start of its record to its summary, for every launcher: resume, loop, hooks, stop."""
     args, run_dir, stage, weights = run.args, run_dir_of(run.args), parts.stage, parts.weights
     journal = Journal(
@@ -152,7 +152,9 @@ def _run_loop(args: Args, parts: RunParts, journal: Journal, start: int) -> int:
         thread.close()
 
 
-async def _loop(args: Args, parts: RunParts, stages: loop.Stages, start: int, train: Any) -> int:
+async def _loop(
+    args: Args, parts: RunParts, stages: loop.Stages, start: int, train: Callable[..., Awaitable[int]]
+) -> int:
     """Start the engines, run `train` and stop the engines; after an error that the run survives, keep them up."""
     survived: BaseException | None = None
     try:
@@ -238,7 +240,7 @@ class TrainerThread:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[Future[Any], Callable[[], object]] | None] = queue.Queue()
         self._device = current_device()
         self._thread = threading.Thread(target=self._work, name="slime-trainer", daemon=True)
         self._thread.start()
@@ -257,7 +259,7 @@ class TrainerThread:
             journal=moved(stages.journal, log="the journal", step_end="the journal", save="the commit of {}"),
         )
 
-    async def _call(self, text: str, fn: Callable[..., Any], *args: Any) -> Any:
+    async def _call(self, text: str, fn: Callable[..., object], *args: Any) -> object:
         """Run `fn(*args)` in the thread and return its result; raise any exception of `fn`. `text` names the wait."""
         future: Future[Any] = Future()
         self._queue.put((future, partial(fn, *args)))
@@ -320,7 +322,7 @@ def build_learner(run: Prepared, trainers: Trainers) -> Learner:
     )
 
 
-def rollouts_of(args: Args, source: Any) -> int:
+def rollouts_of(args: Args, source: object) -> int:
     """Convert `--num-epoch` to a number of rollouts. Raises ConfigError."""
     if not hasattr(source, "__len__"):
         raise ConfigError("--num-epoch needs a data source with a length; set --num-rollout instead")

@@ -12,7 +12,6 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ from slime_core.waits import first_results, published, waiting
 from slime_core.weights.collective import FollowingWeights
 
 
-def train(settings: Settings) -> dict[str, Any]:
+def train(settings: Settings) -> dict[str, object]:
     """`slime train` and `slime sft`: returns the summary (empty on ranks that another process started or leads)."""
     started, args = time.perf_counter(), settings.args
     run = prepare(settings)
@@ -52,7 +51,7 @@ def train(settings: Settings) -> dict[str, Any]:
     return {} if is_rank() else summary
 
 
-def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]:
+def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, object]:
     args, stage = run.args, None
     if args.num_rollout is None:
         args.num_rollout = rollouts_told()
@@ -81,9 +80,9 @@ def _train(run: Prepared, commit: Path | None, started: float) -> dict[str, Any]
 
 def _drive(
     run: Prepared, trainers: Trainers, stage: RolloutStage, commit: Path | None, started: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     weights = build_weights(run, trainers, stage, lambda v: run.hooks.slime_weights_updated(weight_version=v))
-    rollout: Any = stage
+    rollout: object = stage
     if run.args.async_training:
         from slime_core.rollout.ahead import Ahead
 
@@ -104,7 +103,7 @@ def _drive(
     return summary
 
 
-def _follow(run: Prepared, trainers: Trainers) -> dict[str, Any]:
+def _follow(run: Prepared, trainers: Trainers) -> dict[str, object]:
     """A process other than rank 0: what rank 0 says, with nothing recorded."""
     with drain.outliving():
         Follower(trainers, build_learner(run, trainers), FollowingWeights(run.args, trainers.actor)).run()

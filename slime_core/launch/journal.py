@@ -18,6 +18,7 @@ from slime_core.checkpoint.store import CheckpointStore, rollout_of
 from slime_core.distributions import provided
 from slime_core.errors import PluginError
 from slime_core.launch.lock import settle_replaced
+from slime_core.plugins.hooks import Hooks
 from slime_core.protocols import Args
 from slime_core.waits import named, progress
 
@@ -28,12 +29,12 @@ class Journal:
 
     args: Args
     run_dir: Path
-    hooks: Any
+    hooks: Hooks
     writers: list[Callable[[Path, int], None]]
     """Functions that fill a checkpoint directory; the second argument is the number of the rollout."""
-    facts: Callable[[], dict[str, Any]]
+    facts: Callable[[], dict[str, object]]
     """Returns the other state that a commit stores."""
-    plugins: list[dict[str, Any]]
+    plugins: list[dict[str, object]]
     started: float
     """`time.perf_counter()` at the start of the command, so preparation counts as part of the run."""
     checkpoint: Path | None = None
@@ -101,7 +102,7 @@ class Journal:
         if state.get("plugin_state"):
             self.hooks.slime_load_state(state=state["plugin_state"])
 
-    def rewind(self, commit: Path, state: Mapping[str, Any]) -> None:
+    def rewind(self, commit: Path, state: Mapping[str, object]) -> None:
         """Restore in the middle of a run: discard the record after the commit, but keep its wall time."""
         before = self.seconds_before
         self.restore(commit, state)
@@ -111,10 +112,12 @@ class Journal:
         """Return the wall time of the run without interruptions."""
         return self.seconds_before + time.perf_counter() - self.started
 
-    def finish(self, command: str, rollouts: int, resumed_from: str | None, *, early: bool = False) -> dict[str, Any]:
+    def finish(
+        self, command: str, rollouts: int, resumed_from: str | None, *, early: bool = False
+    ) -> dict[str, object]:
         """Write and return `summary.json`; `early` if a drain ended the run before its last rollout."""
         first = next(iter(self.evals.values()), {})
-        summary: dict[str, Any] = {
+        summary: dict[str, object] = {
             "command": command,
             "rollouts": rollouts,
             "drained": early,
@@ -132,9 +135,9 @@ class Journal:
         return summary
 
 
-def _merged(states: list[Any]) -> dict[str, Any]:
+def _merged(states: list[Any]) -> dict[str, object]:
     """Merge the plugins' states into one mapping. Raises PluginError if a state is not JSON."""
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     for state in states:
         try:
             merged |= json.loads(json.dumps(dict(state)))

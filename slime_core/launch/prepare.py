@@ -15,14 +15,11 @@ from typing import Any
 from slime_core.checkpoint.sources import Source, find_source, required_source, source_in
 from slime_core.checkpoint.store import is_checkpoint
 from slime_core.config import Settings
-from slime_core.config.spec import flag_specs
-from slime_core.data.dataset import split_path
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.distributions import BUNDLE, offered, provided
 from slime_core.errors import CheckpointError, ConfigError, DataError
 from slime_core.launch.checks import check_component_settings, check_routed_model, settle_offload
 from slime_core.launch.components import Components, Resolver, resolve_components
-from slime_core.launch.lock import file_lock
 from slime_core.launch.ranks import is_leader, processes_of, set_up_process
 from slime_core.plugins.hooks import Hooks
 from slime_core.plugins.manager import build_manager, current_registry, hook_plugins
@@ -34,7 +31,7 @@ from slime_core.rollout.evaluate import dataset_args
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.reward import RewardStage, check_named_rewards
 from slime_core.rollout.stage import RolloutParts, RolloutStage
-from slime_core.waits import part_of_start, waiting
+from slime_core.waits import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ class Prepared:
     """Hooks of installed plugins, and the hook functions that settings name."""
     processes: int
     """Number of processes that train together, including those that the launcher has yet to start."""
-    plugins: list[dict[str, Any]]
+    plugins: list[dict[str, object]]
     """Provenance of every component and hook plugin in use."""
     starting_points: list[str]
     """Lines of text that name the source of the weights of frozen models and the critic."""
@@ -152,70 +149,10 @@ def _check_options(settings: Settings, used: Sequence[Resolved]) -> None:
 def _inputs(settings: Settings, resolver: Resolver, make: bool) -> None:
     args = settings.args
     if args.prepare_path:
-        _check_made_inputs(settings)
-    if args.prepare_path and make:
-        _make_inputs(settings, resolver)
-    elif args.prepare_path:
-        resolver.function("recipes", "prepare_path")
+        provided("slime.api", "inputs_by_recipe")(settings, resolver, make=make)
     if make and is_leader() and (layouts := offered("slime.data", "layouts")) is not None:
         for line in layouts.in_words(args):
             print(line, flush=True)
-
-
-def _check_made_inputs(settings: Settings) -> None:
-    """Raise ConfigError if the recipe would make a missing input that was not named together with the recipe.
-
-    A run file names its recipe and the recipe's paths. A model or data set that is named elsewhere, for example by a
-    flag, is the user's own, and the recipe must not replace it. A recipe that a flag names makes all missing inputs.
-    """
-    args = settings.args
-    paths = {"hf_checkpoint": [args.hf_checkpoint or ""], "prompt_data": [args.prompt_data or ""]}
-    paths["eval_prompt_data"] = list(args.eval_prompt_data or [])[1::2]
-    recipe = settings.origins["prepare_path"]
-    for name, named in paths.items():
-        origin = settings.origins[name]
-        for path in filter(None, named):
-            model = name == "hf_checkpoint"
-            there = (Path(path) / "config.json").is_file() if model else split_path(path)[0].exists()
-            if there or not settings.is_given(name):
-                continue
-            cited = f"{flag_specs()[name].flag} {path} ({origin})"
-            if model and Path(path).exists() and not (Path(path).is_dir() and not os.listdir(path)):
-                raise ConfigError(
-                    f"{cited} is there and holds no model (no config.json), so --prepare-path {args.prepare_path} makes"
-                    " none there. Name a model directory, or a new or empty one"
-                )
-            together = (origin.kind, origin.where.rpartition(":")[0]) == (recipe.kind, recipe.where.rpartition(":")[0])
-            if recipe.kind != "flag" and not together:
-                raise ConfigError(
-                    f"{cited} is not there, and --prepare-path {args.prepare_path} ({recipe}) makes only what is named"
-                    f" together with it. Name {'a model directory' if model else 'a file'} that is there; to have it"
-                    f" made, type --prepare-path {args.prepare_path} as well"
-                )
-
-
-LOCK_DEADLINE = 3600.0
-"""Seconds to wait for another process's preparation."""
-
-
-def _make_inputs(settings: Settings, resolver: Resolver) -> None:
-    """Run the recipe under the lock. Raises ConfigError if another process holds the lock for too long.
-
-    Every process (all ranks under torchrun, two runs that share inputs) takes the same lock and calls the recipe. The
-    first process makes the inputs, the others find them. So a recipe must be idempotent. It may set
-    `args.hf_checkpoint` if it writes the model to another directory.
-    """
-    args = settings.args
-    named = args.hf_checkpoint
-    recipe = resolver.function("recipes", "prepare_path")
-    refusal = f"--prepare-path: another process has been preparing the inputs for {LOCK_DEADLINE:.0f} s; end it first"
-    lock = file_lock(Path(f"{named or args.run_dir}.lock"), deadline=LOCK_DEADLINE, refusal=refusal)
-    with lock, part_of_start():
-        recipe(args)
-    if args.hf_checkpoint != named:
-        if args.ref_load == named:
-            settings.derive("ref_load", args.hf_checkpoint, "hf_checkpoint")
-        settings.derive("hf_checkpoint", args.hf_checkpoint, f"prepare_path, instead of {named}")
 
 
 _STEPS = {"load": "ckpt_step", "ref_load": "ref_ckpt_step", "opd_teacher_load": "opd_teacher_ckpt_step"}

@@ -177,7 +177,7 @@ _LEFTOVER_S = 10.0
 """Seconds for guards to end the processes that a killed rank had started."""
 
 
-def start_ranks(run: Prepared) -> dict[str, Any]:
+def start_ranks(run: Prepared) -> dict[str, object]:
     """Run the command in `run.processes` processes on this machine, to the end; return rank 0's summary.
 
     `args.num_rollout` is set, even if it comes from `--num-epoch`.
@@ -214,7 +214,7 @@ def start_ranks(run: Prepared) -> dict[str, Any]:
             raise KeyboardInterrupt
         if failed := {number: end for number, end in ends.items() if end.status}:
             raise first_error(failed, count, GRACE_S)
-    summary: dict[str, Any] = json.loads((run_dir_of(args) / SUMMARY).read_text(encoding="utf-8"))
+    summary: dict[str, object] = json.loads((run_dir_of(args) / SUMMARY).read_text(encoding="utf-8"))
     return summary
 
 
@@ -233,7 +233,7 @@ def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, 
     sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": 1, "ROLE_WORLD_SIZE": count}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     torch = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(errors, str(rank))}
-    ours: dict[str, Any] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
+    ours: dict[str, object] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
     if not args.save:  # outputs/train already holds a run when a rank looks for a free directory
         ours["SLIME_RUN_DIR"] = args.run_dir
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:  # their share of the cores
@@ -358,7 +358,7 @@ def _was_asked(failure: RankEnd, reports: Mapping[int, Any], grace: float) -> bo
     return failure.status == 128 + signal.SIGKILL and time.time() - earliest >= grace
 
 
-def _reported(found: dict[str, Any], whose: str) -> SlimeError:
+def _reported(found: Mapping[str, Any], whose: str) -> SlimeError:
     if found["traceback"]:
         print(plain(found["traceback"]), file=sys.stderr, flush=True)
         return TrainError(f"{whose} failed: {found['message']}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ def _changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]
     return [f"{k} {then.get(k)!r} -> {now.get(k)!r}" for k in sorted(keys) if then.get(k) != now.get(k)]
 
 
-def _warn_about_plugins(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
+def _warn_about_plugins(then: Sequence[Mapping[str, object]], now: Sequence[Mapping[str, object]]) -> None:
     """Log a warning for each difference between the plugins of the checkpoint's run and those of this run."""
     before, after = {(p["kind"], p["name"]): p for p in then}, {(p["kind"], p["name"]): p for p in now}
     for key in sorted(before.keys() | after.keys()):
@@ -169,7 +169,7 @@ def _warn_about_plugins(then: list[dict[str, Any]], now: list[dict[str, Any]]) -
             logger.warning("%s %r is not the code that the checkpoint was made with: %s", *key, ", ".join(changes))
 
 
-def _plugin_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _plugin_changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     names = ("distribution", "version")
     found = [f"{name} {old[name] or 'none'} -> {new[name] or 'none'}" for name in names if old[name] != new[name]]
     if old["sha256"] != new["sha256"]:

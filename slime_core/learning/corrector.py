@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -38,7 +38,7 @@ class Corrector:
     def __init__(
         self,
         args: Args,
-        component: Correction | Callable[..., Any] | None,
+        component: Correction | Callable[..., object] | None,
         *,
         applies: bool = True,
         reports_mismatch: bool = False,
@@ -47,7 +47,9 @@ class Corrector:
         self.applies = applies
         self.reports_mismatch = reports_mismatch
         self._weigh: Callable[[CorrectionInputs], CorrectionOutputs] | None = getattr(component, "weigh", None)
-        self._function: Callable[..., Any] | None = component if self._weigh is None and callable(component) else None
+        self._function: Callable[..., object] | None = (
+            component if self._weigh is None and callable(component) else None
+        )
 
     def for_step(
         self, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 
-from slime_core.errors import ConfigError, PluginError, TrainError, rollout_name
+from slime_core.errors import PluginError, TrainError, rollout_name
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
-from slime_core.ops.masking import masked, weighted_sum
+from slime_core.ops.masking import weighted_sum
 from slime_core.ops.ratios import clipped_value_loss, kl_estimate, ratio_from_kl, token_kl
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput, Trainer
 from slime_core.sample import TrainBatch
@@ -262,28 +262,6 @@ def value_loss(args: Args, batch: TrainBatch, tensors: TrainTensors, denominator
 
 MakeReducer = Callable[..., Callable[[torch.Tensor], torch.Tensor]]
 """(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> ([T] -> scalar)."""
-
-
-def constant(
-    total_lengths: Sequence[int],
-    response_lengths: Sequence[int],
-    loss_masks: Sequence[torch.Tensor],
-    calculate_per_token_loss: bool,
-    args: Args,
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Dr. GRPO's (Liu et al., 2025): the sum over a response's tokens / `--rollout-max-response-len`.
-
-    Unlike a mean over the response, every token weighs the same in every response, so long wrong answers are not
-    favoured. With `--calculate-per-token-loss` the plain sum, which is divided by the step's tokens.
-
-    Raises:
-        ConfigError: No `--rollout-max-response-len`.
-    """
-    if not args.rollout_max_response_len:
-        raise ConfigError("loss reducer 'constant' divides by --rollout-max-response-len N, which is not set")
-    divisor = 1 if calculate_per_token_loss else args.rollout_max_response_len
-    mask = torch.cat(list(loss_masks))
-    return lambda values: masked(values, mask.to(values.dtype)).sum() / divisor
 
 
 def reduced(

@@ -13,7 +13,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 
@@ -125,7 +124,7 @@ class TrainedRollout:
         """Values of `known` if it has all samples, else None; all ranks agree, since each has samples in every step."""
         return [self.known[p] for p in range(len(self.local))] if len(self.known) == len(self.local) else None
 
-    def rows(self, *names: str) -> list[dict[str, Any]]:
+    def rows(self, *names: str) -> list[dict[str, object]]:
         """Return one mapping per sample of all ranks, sorted by `sample_indices`, with the named columns that exist.
 
         Every process must call it with the same names, because it sums over ranks. Ranks other than 0 get no rows.
@@ -154,14 +153,14 @@ def save_trained(path: str, trained: TrainedRollout) -> None:
         write_lines(dump_path(path, rollout_id), lines)
 
 
-def _is_whole(column: Any, lengths: Sequence[int]) -> bool:
+def _is_whole(column: object, lengths: Sequence[int]) -> bool:
     """Return whether a column has one [response_length] tensor for every sample of this rank."""
     return isinstance(column, list) and [t.shape for t in column] == [(n,) for n in lengths]
 
 
 def _gathered(
     columns: dict[str, Column], indices: Sequence[int], lengths: Sequence[int], trainer: Trainer
-) -> dict[str, list[Any]]:
+) -> dict[str, list[object]]:
     """Gather the columns of all ranks as float32 arrays, in the order of the whole batch.
 
     Each rank writes its samples into a tensor of zeros, so the sum over ranks has every rank's values bit for bit.
@@ -170,7 +169,7 @@ def _gathered(
         return {}
     starts = [0, *itertools.accumulate(lengths)]
     table = torch.zeros(len(columns), starts[-1], dtype=torch.float32, device=trainer.device)
-    own: Any = slice(None)
+    own: object = slice(None)
     if list(indices) != list(range(len(lengths))):
         own = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in indices]).to(trainer.device)
     for row, column in zip(table, columns.values()):

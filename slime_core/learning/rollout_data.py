@@ -6,13 +6,14 @@ dictionary, `log_probs` are the old policy's, `rollout_log_probs` the engine's, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from slime_core.errors import PluginError
+from slime_core.estimator import as_column
 from slime_core.learning.tensors import Column, TrainTensors
 from slime_core.sample import TrainBatch
 
@@ -31,7 +32,7 @@ def rollout_data(batch: TrainBatch, tensors: TrainTensors) -> dict[str, Any]:
     return data
 
 
-def taken_over(data: Mapping[str, Any], tensors: TrainTensors, source: str) -> TrainTensors:
+def taken_over(data: Mapping[str, object], tensors: TrainTensors, source: str) -> TrainTensors:
     """Return the tensors with the values that a function left in the dictionary.
 
     Denominators stay those of the original batch: a token masked here adds nothing, and the other tokens keep their
@@ -51,7 +52,7 @@ def taken_over(data: Mapping[str, Any], tensors: TrainTensors, source: str) -> T
             continue
         if key not in data:
             raise PluginError(f'{source}: rollout_data["{key}"] is gone; change it in place or set it anew')
-        changed[name] = _checked(data[key], column, f'{source}: rollout_data["{key}"]')
+        changed[name] = as_column(data[key], column, f'{source}: rollout_data["{key}"]')
     if any(bool(((mask != 0) & (mask != 1)).any()) for mask in changed["loss_masks"]):
         raise PluginError(f'{source}: rollout_data["loss_masks"] must hold 0 and 1 only')
     return replace(tensors, **changed)
@@ -61,16 +62,3 @@ def columns(tensors: TrainTensors) -> list[tuple[str, str, Column]]:
     """Return (field, key in the dictionary, column) of every column that the tensors have."""
     found = ((f.name, _RENAMED.get(f.name, f.name), getattr(tensors, f.name)) for f in fields(tensors))
     return [entry for entry in found if entry[2] is not None]
-
-
-def _checked(value: Any, before: Column, source: str) -> Column:
-    if not isinstance(value, Sequence):
-        raise PluginError(f"{source} is a {type(value).__name__}; expected a list of {len(before)} tensors")
-    try:
-        parts = [torch.as_tensor(part, dtype=torch.float32).detach() for part in value]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PluginError(f"{source}: expected a list of tensors: {error}") from error
-    shapes, expected = [tuple(part.shape) for part in parts], [tuple(part.shape) for part in before]
-    if shapes != expected:
-        raise PluginError(f"{source} has shapes {shapes[:8]}; expected one tensor per sample: {expected[:8]}")
-    return [part.to(column.device) for part, column in zip(parts, before)]

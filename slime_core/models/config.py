@@ -124,7 +124,7 @@ class ModelConfig:
         return made
 
 
-def _whole(value: Any) -> int:
+def _whole(value: float | str) -> int:
     number = int(value)
     if number != value:
         raise ValueError(f"{value!r}")

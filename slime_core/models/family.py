@@ -27,7 +27,7 @@ class RoutedLayers:
     experts_per_token: int
 
 
-def decoder_shape(directory: str | Path, trainer: Any) -> DecoderShape:
+def decoder_shape(directory: str | Path, trainer: object) -> DecoderShape:
     """Return the shape of an HF-layout model, an estimate for balancing. Raises as `_config_or_answer`.
 
     Only the experts that a token passes through count, on average over the layers. Linear attention counts as full.
@@ -43,7 +43,7 @@ def decoder_shape(directory: str | Path, trainer: Any) -> DecoderShape:
     return DecoderShape(**numbers | {"intermediate_size": inner})
 
 
-def routed_layers(directory: str | Path, trainer: Any) -> RoutedLayers:
+def routed_layers(directory: str | Path, trainer: object) -> RoutedLayers:
     """Return the experts of an HF-layout model, which set the shape of routing replay's arrays.
 
     The arrays have a row for every layer, dense ones included, as the engines report them.
@@ -58,7 +58,7 @@ def routed_layers(directory: str | Path, trainer: Any) -> RoutedLayers:
     return RoutedLayers(config.num_layers, config.moe.layers, config.moe.num_experts, config.moe.experts_per_token)
 
 
-def _config_or_answer(directory: str | Path, trainer: Any, question: str) -> Any:
+def _config_or_answer(directory: str | Path, trainer: object, question: str) -> Any:
     """Return the model's `ModelConfig`, or the result of the trainer's method `question` if the family has no plugin.
 
     Raises:

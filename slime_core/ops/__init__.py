@@ -32,18 +32,14 @@ if TYPE_CHECKING:
     from slime_core.ops.ratios import sequence_kl as sequence_kl
     from slime_core.ops.ratios import token_kl as token_kl
     from slime_core.ops.ratios import truncated_weight as truncated_weight
-    from slime_core.ops.returns import discounted_returns as discounted_returns
-    from slime_core.ops.returns import gae as gae
-    from slime_core.ops.returns import masked_gae as masked_gae
-    from slime_core.ops.returns import pad_right as pad_right
-    from slime_core.ops.returns import reverse_scan as reverse_scan
-    from slime_core.ops.returns import token_rewards as token_rewards
-    from slime_core.ops.returns import unpad as unpad
 
 _EXPORTS = Exports(
     __name__,
     __file__,
-    provided=("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
+    provided=(
+        *("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
+        *("discounted_returns", "gae", "masked_gae", "pad_right", "reverse_scan", "token_rewards", "unpad"),
+    ),
 )
 __all__ = [*_EXPORTS.places, *_EXPORTS.provided]
 

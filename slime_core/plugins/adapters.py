@@ -17,7 +17,7 @@ import os
 import pickle
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from slime_core.errors import PluginError
 from slime_core.plugins.options import option_name
@@ -36,10 +36,6 @@ from slime_core.protocols import Args, GenerateContext, GenerateTraits, RewardTr
 from slime_core.sample import LARGEST_SCORE, Sample, is_score
 from slime_core.waits import by_deadline, placed, waiting
 from slime_core.workers.call import Slots, awaited, contained, on_thread, overrun
-from slime_core.workers.pool import LOAD_DEADLINE, Component
-
-if TYPE_CHECKING:
-    from slime_core.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +50,47 @@ EXECUTIONS = ("inline", "thread", "process")
                default for a plain function; an `async` one runs on the event loop, unless it declares "process"
 """
 
+LOAD_DEADLINE = 600.0
+"""Seconds that importing and building a component may take; a local judge model may be large."""
 _READERS_OF_MAPPINGS = ("eval_reward_key", "custom_reward_post_process_path")
 """Settings, besides `reward_key`, with which a reward may return a mapping."""
 
 
 class PluginNotFiniteError(PluginError):
     """A reward has the right type, but is NaN, infinite or too large for this sample."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """The data from which a worker loads a reward by itself."""
+
+    spec: str
+    group: bool = False
+    options: bytes = b""
+    """Pickled value of the setting `plugins` for this component; empty to use the run's."""
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Name of the loaded component within a worker."""
+        return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
+
+
+class Workers(Protocol):
+    """Processes in which rewards run, each of which resolves them again."""
+
+    async def load(self, component: Component) -> None:
+        """Start every process, and wait until one has loaded the component. Raises as `score`."""
+
+    async def score(
+        self, component: Component, samples: Sequence[Sample], evaluation: bool, timeout: float | None, seed: int = 0
+    ) -> list[float | dict[str, Any]]:
+        """Return the rewards of the samples, and copy the reward's changes into them; see `RewardCaller.score`."""
+
+    def settings_changed(self) -> None:
+        """Send the current settings to the processes."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
 
 
 class RewardCaller:
@@ -74,7 +105,7 @@ class RewardCaller:
         reward: Resolved,
         args: Args,
         *,
-        workers: Callable[[], WorkerPool] | None = None,
+        workers: Callable[[], Workers] | None = None,
         spec: str | None = None,
         inline: bool = False,
         group: bool = False,
@@ -108,11 +139,11 @@ class RewardCaller:
         self._skips_none = skips_none
         self._under = functools.partial(RewardCaller, reward, workers=workers, spec=spec, inline=inline, group=group)
         self.spec = spec or reward.ref.prefix + reward.ref.name
-        self.provenance: Mapping[str, Any] = reward.ref.provenance()
+        self.provenance: Mapping[str, object] = reward.ref.provenance()
         self.members: tuple[Resolved, ...] = tuple(getattr(obj, "members", ()))
         """Rewards that a composite reward consists of, as it resolved them."""
         self._scores_texts = hasattr(obj, "compute_reward")
-        function: Callable[..., Any] = obj.compute_reward if self._scores_texts else obj
+        function: Callable[..., object] = obj.compute_reward if self._scores_texts else obj
         if self._build is not None:
             function = unbound(obj, "compute_reward" if self._scores_texts else "__call__")
         self._function = function
@@ -168,12 +199,12 @@ class RewardCaller:
             PluginError: The reward returned neither a finite number nor a mapping (with --reward-key or a reward
                 post-process function to read it), or a list of another length; or it raised an exception that no task
                 may raise (SystemExit, StopIteration, a cancellation of its own).
-            Exception: Any exception of the reward, or `workers.process.WorkerDied` if the reward ended its process.
+            Exception: Any exception of the reward, or of its process if the reward ended that.
         """
         if self.execution == "process":
             assert self._workers is not None
             parts = [samples] if self.batched else [[sample] for sample in samples]
-            found: list[float | dict[str, Any]] = []
+            found: list[float | dict[str, object]] = []
             for part in parts:
                 seed = self._seed(part)
                 found += await self._workers().score(self.component, part, evaluation, self._timeout, seed)
@@ -198,7 +229,7 @@ class RewardCaller:
             )
         return [self._checked(value, sample, evaluation) for value, sample in zip(values, samples)]
 
-    async def _call(self, *args: Any, **keywords: Any) -> Any:
+    async def _call(self, *args: object, **keywords: object) -> object:
         if self._build is not None:
             found = await self._build.built()
             self._function = found.compute_reward if self._scores_texts else found
@@ -224,7 +255,7 @@ class RewardCaller:
             placed()()
             return await self._awaited(value)
 
-    async def _awaited(self, value: Awaitable[Any]) -> Any:
+    async def _awaited(self, value: Awaitable[object]) -> object:
         return await _bounded(awaited(self.label, value), "--rm-timeout", self._timeout)
 
     def _seed(self, samples: Sequence[Sample]) -> int:
@@ -232,7 +263,7 @@ class RewardCaller:
         index = next((s.index for s in samples if s.index is not None), 0)
         return (self.args.seed * 1_000_003 + index) % 2**32
 
-    def _checked(self, value: Any, sample: Sample, evaluation: bool) -> float | dict[str, Any]:
+    def _checked(self, value: Any, sample: Sample, evaluation: bool) -> float | dict[str, object]:
         """Return the value as a float or a mapping. Raises PluginError with the sample's index for other values."""
         if isinstance(value, Mapping):
             key, flag = self._key(evaluation)
@@ -286,10 +317,10 @@ class RewardCaller:
 class _BuiltOnce:
     """An object that is built on a thread at the first request; concurrent requests wait for it."""
 
-    def __init__(self, build: Callable[[], Any], label: str) -> None:
+    def __init__(self, build: Callable[[], object], label: str) -> None:
         self._build, self._label = build, label
         self._lock = threading.Lock()
-        self._object: Any = None
+        self._object: object = None
 
     async def built(self) -> Any:
         """Return the object. Raises the errors of its construction, and DeadlineExceeded."""
@@ -304,15 +335,15 @@ class _BuiltOnce:
                 self._object = self._build()
 
 
-async def _bounded(value: Awaitable[Any], flag: str, seconds: float | None) -> Any:
+async def _bounded(value: Awaitable[object], flag: str, seconds: float | None) -> object:
     return await by_deadline(value, seconds, lambda: overrun(flag, seconds))
 
 
-def _elsewhere(*args: Any, **keywords: Any) -> Any:
+def _elsewhere(*args: object, **keywords: object) -> object:
     raise AssertionError("this reward runs in worker processes")
 
 
-def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
+def execution_of(obj: object, label: str, *, is_async: bool, default: str) -> str:
     """Return "inline", "thread", "process" or "async".
 
     Args:
@@ -336,11 +367,11 @@ def execution_of(obj: Any, label: str, *, is_async: bool, default: str) -> str:
     return "async" if is_async and declared == "inline" else declared
 
 
-def _scores_lists(function: Callable[..., Any]) -> bool:
+def _scores_lists(function: Callable[..., object]) -> bool:
     return traits_of(function, RewardTraits).scores_groups or takes_list(function)
 
 
-def _takes_one_sample(function: Callable[..., Any]) -> bool:
+def _takes_one_sample(function: Callable[..., object]) -> bool:
     """Return whether the second positional parameter is called `sample`."""
     signature = signature_of(function)
     return signature is not None and positional_names(signature)[1:2] == ["sample"]
@@ -351,7 +382,7 @@ class GenerateCaller:
 
     def __init__(self, generator: Resolved) -> None:
         self.label = generator.ref.label
-        self._function: Callable[..., Any] = generator.obj
+        self._function: Callable[..., object] = generator.obj
         self._takes_list = takes_list(self._function)
         offered = ("evaluation", "context", *(("sampling_params",) if self._takes_list else ()))
         self._keywords = declared(self._function, offered)
@@ -376,7 +407,7 @@ class GenerateCaller:
         self,
         args: Args,
         sample: Sample,
-        sampling_params: Mapping[str, Any],
+        sampling_params: Mapping[str, object],
         *,
         evaluation: bool = False,
         context: GenerateContext | None = None,

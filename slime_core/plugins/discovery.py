@@ -96,7 +96,7 @@ def _owner(project: Mapping[str, Any], folder: Path, rank: int) -> ComponentRef:
 
 @functools.cache  # a run looks for its command first, then for all, and finds the same texts
 def _project(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads(text).get("project", {})
+    found: dict[str, object] = tomllib.loads(text).get("project", {})
     return found
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def hook_specs() -> Mapping[str, Callable[..., Any]]:
+def hook_specs() -> Mapping[str, Callable[..., object]]:
     """Return the declaration of each hook, by name."""
     members = [pair for module in spec_modules() for pair in vars(module).items()]
     return {name: value for name, value in members if name.startswith("slime_")}
@@ -44,18 +44,18 @@ def bare_manager() -> pluggy.PluginManager:
 class _Function:
     """The pluggy plugin of a function behind a flag: anonymous, and called after all others."""
 
-    def __init__(self, hook: str, function: Callable[..., Any]) -> None:
+    def __init__(self, hook: str, function: Callable[..., object]) -> None:
         setattr(self, hook, hookimpl(trylast=True)(function))
 
 
-def as_plugin(row: Kind, function: Callable[..., Any]) -> object:
+def as_plugin(row: Kind, function: Callable[..., object]) -> object:
     """Wrap a function with THUDM/slime's positional arguments, checked by `resolve`, as a plugin with that hook."""
     spec = hook_specs()[row.name]
     names = list(inspect.signature(spec).parameters)
     call = row.calls[0]
     keywords = declared(function, call.keywords)
 
-    def told(*values: Any) -> Any:
+    def told(*values: object) -> object:
         given = dict(zip(names, values))
         return function(*(given[name] for name in call.positional), **{name: given[name] for name in keywords})
 
@@ -65,7 +65,7 @@ def as_plugin(row: Kind, function: Callable[..., Any]) -> object:
     return _Function(row.name, told)
 
 
-def implement(manager: pluggy.PluginManager, row: Kind, function: Callable[..., Any], label: str) -> None:
+def implement(manager: pluggy.PluginManager, row: Kind, function: Callable[..., object], label: str) -> None:
     """Register the function of a flag; `label` is its name in errors."""
     plugin, name = as_plugin(row, function), label
     while manager.has_plugin(name):  # a function may be given twice
@@ -74,7 +74,7 @@ def implement(manager: pluggy.PluginManager, row: Kind, function: Callable[..., 
     guard(manager, plugin, lambda _: label)
 
 
-def guard(manager: pluggy.PluginManager, plugin: Any, label: Callable[[str], str]) -> None:
+def guard(manager: pluggy.PluginManager, plugin: object, label: Callable[[str], str]) -> None:
     """Make errors of a registered plugin's hooks name the plugin; `label` is called with the hook's name.
 
     Raises:
@@ -98,12 +98,12 @@ def guard(manager: pluggy.PluginManager, plugin: Any, label: Callable[[str], str
             one.function = _unused(function, named) if returns == "None" else function  # type: ignore[misc]
 
 
-def _unused(function: Callable[..., Any], label: str) -> Callable[..., Any]:
+def _unused(function: Callable[..., object], label: str) -> Callable[..., object]:
     """Warn once if the function returns a value."""
     warned = False
 
     @functools.wraps(function)
-    def call(*values: Any) -> None:
+    def call(*values: object) -> None:
         nonlocal warned
         answer = function(*values)
         if answer is not None and not warned:
@@ -138,7 +138,7 @@ class Hooks:
         Raises:
             PluginError: A plugin declares traits that are not the traits of its hook.
         """
-        found: list[tuple[str, Callable[..., list[Any]], bool]] = []
+        found: list[tuple[str, Callable[..., list[object]], bool]] = []
         told = {one.plugin: one.function for one in reversed(getattr(self._manager.hook, name).get_hookimpls())}
         for plugin, function in told.items():
             known = str(self._manager.get_name(plugin))

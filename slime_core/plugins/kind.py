@@ -98,8 +98,8 @@ class Kind:
     """True if a list or tuple of such objects is also a component."""
     traits: type[Traits] | None = None
     """Class of the traits that a component of this kind may declare."""
-    prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Prefix of a registered name -> `module:attr` of its wrapper, e.g. `boxed_math` is `math` wrapped as boxed."""
+    prefixes: tuple[str, ...] = ()
+    """Prefixes of a registered name, e.g. `boxed_math` is `math` wrapped by `boxed_rewards` of `slime.api`."""
     api: int = 1
     """Version of the contract, incremented by an incompatible change (`resolve.check_api`)."""
     deprecated: tuple[int, ...] = ()
@@ -154,7 +154,7 @@ COMPONENTS = (
         construct=Call("(args)"),
         by_name=True,
         traits=RewardTraits,
-        prefixes={"boxed_": "slime_core.plugins.answers:boxed"},
+        prefixes=("boxed_",),
     ),
     Kind(
         name="generators",

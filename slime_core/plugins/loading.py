@@ -118,7 +118,7 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
     return obj, module
 
 
-def _module_object(module: ModuleType, kind: Kind | None, subject: str) -> Any:
+def _module_object(module: ModuleType, kind: Kind | None, subject: str) -> object:
     return module if kind is None else canonical_attribute(module, kind, subject)
 
 
@@ -134,7 +134,7 @@ def attribute(module: ModuleType, dotted: str, subject: str) -> Any:
 
 
 def canonical_attribute(
-    module: ModuleType, kind: Kind, subject: str, fits: Callable[[Any], bool] = lambda _: True
+    module: ModuleType, kind: Kind, subject: str, fits: Callable[[object], bool] = lambda _: True
 ) -> Any:
     """Return the object of a `file.py` spec: named like the file or the kind, else the only object that fits.
 

@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +105,7 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
     return manager
 
 
-def _print_call(name: str, implementations: Any, arguments: Any) -> None:
+def _print_call(name: str, implementations: Sequence[Any], arguments: Mapping[str, object]) -> None:
     plugins = ", ".join(implementation.plugin_name for implementation in implementations) or "nobody"
     given = ", ".join(f"{key}={value!r:.60}" for key, value in arguments.items())
     print(f"[plugins] {name}({given}) -> {plugins}", file=sys.stderr)
@@ -132,7 +132,7 @@ def hook_plugins(manager: pluggy.PluginManager) -> list[Resolved]:
     return found
 
 
-def _source_of(plugin: Any) -> Path | None:
+def _source_of(plugin: object) -> Path | None:
     try:
         file = inspect.getsourcefile(plugin if inspect.ismodule(plugin) else type(plugin))
     except OSError:  # a class of a prompt or a notebook
@@ -166,7 +166,7 @@ def load_hook_module(ref: ComponentRef) -> Resolved:
     return Resolved(plugin, replace(ref, source_file=_source_of(plugin)))
 
 
-def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> Any:
+def _register_hook_module(manager: pluggy.PluginManager, ref: ComponentRef) -> object:
     subject = ref.label
     try:
         module, _ = load_ref(ref, None, subject)

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -71,17 +71,7 @@ def options(args: Args | None, name: str, model: type[Model]) -> Model:
         raise ConfigError("\n".join(_words(name, "", e) for e in error.errors())) from None
 
 
-class Option(NamedTuple):
-    """An option as it is shown in tables."""
-
-    name: str
-    type: str
-    default: str
-    """Default value as text; empty if the option is required."""
-    help: str
-
-
-def options_model(obj: Any) -> type[BaseModel] | None:
+def options_model(obj: object) -> type[BaseModel] | None:
     """Return the model that an object declares; None if it has no options, or unchecked options."""
     holders = [obj]
     if not isinstance(obj, ModuleType):
@@ -91,17 +81,6 @@ def options_model(obj: Any) -> type[BaseModel] | None:
         if isinstance(found, type) and issubclass(found, BaseModel):
             return found
     return None
-
-
-def option_rows(model: type[BaseModel]) -> list[Option]:
-    """Return name, type, default and documentation of every option."""
-    rows = []
-    for name, field in model.model_fields.items():
-        default = "" if field.is_required() else repr(field.get_default(call_default_factory=True, validated_data={}))
-        shown = getattr(field.annotation, "__name__", None) if isinstance(field.annotation, type) else None
-        kind = shown or str(field.annotation).replace("typing.", "")
-        rows.append(Option(name, kind, default, " ".join((field.description or "").split())))
-    return rows
 
 
 def option_name(ref: ComponentRef) -> str:
@@ -156,7 +135,7 @@ def check_plugin_options(
         raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
-def _check_name(name: str, registry: Registry, place: str, by_name: Mapping[str, Any]) -> None:
+def _check_name(name: str, registry: Registry, place: str, by_name: Mapping[str, object]) -> None:
     known = sorted({ref.name for ref in registry} | by_name.keys())
     if name in known:
         return
@@ -187,13 +166,13 @@ def _takes_any(model: type[BaseModel]) -> bool:
     return model.model_config.get("extra") == "allow"
 
 
-def _known(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+def _known(model: type[BaseModel], given: Mapping[str, object]) -> dict[str, object]:
     fields = _fields(model)
     return {key: value for key, value in given.items() if key in fields or _takes_any(model)}
 
 
 def _unknown(
-    name: str, place: str, given: Mapping[str, Any], models: Mapping[type[BaseModel], ComponentRef]
+    name: str, place: str, given: Mapping[str, object], models: Mapping[type[BaseModel], ComponentRef]
 ) -> list[str]:
     if any(_takes_any(model) for model in models):
         return []

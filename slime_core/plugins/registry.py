@@ -67,7 +67,7 @@ class ComponentRef:
     prefix: str = ""
     """Prefixes in the requested name that wrap the component, such as `boxed_`."""
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Return name, target, distribution, version and source hash (once loaded), for the run and checkpoints."""
         file = self.source_file
         return {
@@ -161,7 +161,7 @@ class Registry:
             used = offers[key]
             self.shadowed.append((used, ref if used is known else known))
 
-    def add_object(self, kind: str, name: str, obj: Any, *, distribution: str = "") -> None:
+    def add_object(self, kind: str, name: str, obj: object, *, distribution: str = "") -> None:
         """Register an object by code, from a hook module, a test or a notebook.
 
         Raises:

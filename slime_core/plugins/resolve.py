@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 import slime_core
-from slime_core.distributions import CORE, entry_points, normalized
+from slime_core.distributions import CORE, entry_points, normalized, provided
 from slime_core.errors import PluginConflictError, PluginIncompatibleError, PluginNotFoundError
 from slime_core.plugins.kind import Kind
 from slime_core.plugins.kinds import kind_of
@@ -80,8 +80,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
     spec = spec.strip()
     if prefix := _prefix(row, spec, registry):
         inner = resolve(kind, spec[len(prefix) :], origin=origin, registry=registry)
-        wrapper, _, attr = row.prefixes[prefix].partition(":")
-        wrapped = getattr(import_module(wrapper, spec), attr)(inner.obj)
+        wrapped = provided("slime.api", prefix + row.name)(inner.obj)
         ref = replace(inner.ref, prefix=prefix + inner.ref.prefix)
         return Resolved(wrapped, ref, kind, spec, origin)
     obj, ref, module = _load(row, spec, origin, registry)
@@ -183,19 +182,19 @@ def _load(row: Kind, spec: str, origin: str, registry: Registry | None) -> tuple
     return obj, replace(ref, source_file=_module_file(module)), module
 
 
-def _adapted(kind: Kind, obj: Any) -> Any:
+def _adapted(kind: Kind, obj: object) -> object:
     """Return the object in its kind's form, if a plugin recognises the signature that it has instead."""
     return next((found for adapt in _adapters(kind.name) if (found := adapt(obj)) is not None), obj)
 
 
 @cache
-def _adapters(kind: str) -> list[Callable[[Any], Any]]:
+def _adapters(kind: str) -> list[Callable[[object], object]]:
     """Return the functions that installed distributions offer for a kind in the group `slime.signatures`."""
     allow = current_registry().allow
     return [e.load() for name, e, dist in entry_points("slime.signatures") if name == kind and allow.allows(name, dist)]
 
 
-def check_api(row: Kind, obj: Any, module: ModuleType | None, ref: ComponentRef, origin: str = "") -> None:
+def check_api(row: Kind, obj: object, module: ModuleType | None, ref: ComponentRef, origin: str = "") -> None:
     """Check that a component is written for the API version of its kind; log a warning for a deprecated version.
 
     A plugin names its version by `slime_api = 2` in its class, or in the module that its entry point names; 1 without.

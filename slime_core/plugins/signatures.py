@@ -22,7 +22,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def check_signature(kind: Kind, obj: Any, subject: str) -> None:
+def check_signature(kind: Kind, obj: object, subject: str) -> None:
     """Raise PluginSignatureError with the expected and the found signature if `obj` does not fit `kind`."""
     if kind.instance:
         if not isinstance(obj, getattr(protocols, kind.instance)):
@@ -41,7 +41,7 @@ def check_signature(kind: Kind, obj: Any, subject: str) -> None:
         check_call(kind.calls, obj, subject, extra=_class_forms(kind))
 
 
-def fits(kind: Kind, obj: Any) -> bool:
+def fits(kind: Kind, obj: object) -> bool:
     """Return whether `check_signature` would pass."""
     try:
         check_signature(kind, obj, "")
@@ -50,7 +50,9 @@ def fits(kind: Kind, obj: Any) -> bool:
     return True
 
 
-def check_call(calls: Iterable[Call], function: Callable[..., Any], subject: str, *, extra: Iterable[str] = ()) -> None:
+def check_call(
+    calls: Iterable[Call], function: Callable[..., object], subject: str, *, extra: Iterable[str] = ()
+) -> None:
     """Raise PluginSignatureError unless one of `calls` that applies can be made on `function`."""
     signature = signature_of(function)
     if signature is None:
@@ -68,11 +70,11 @@ def check_call(calls: Iterable[Call], function: Callable[..., Any], subject: str
     raise PluginSignatureError(f"{subject}: expected {expected}; found {found}{hint}")
 
 
-def _is_of_the_right_kind(function: Callable[..., Any], call: Call) -> bool:
+def _is_of_the_right_kind(function: Callable[..., object], call: Call) -> bool:
     return is_async(function) if call.awaited else not (call.plain and is_async(function))
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+def signature_of(function: Callable[..., object]) -> inspect.Signature | None:
     """Return the signature, or None for a built-in without a readable signature."""
     try:
         return inspect.signature(function)
@@ -85,7 +87,7 @@ def positional_names(signature: inspect.Signature) -> list[str]:
     return [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL]
 
 
-def declared(function: Callable[..., Any], names: Iterable[str]) -> frozenset[str]:
+def declared(function: Callable[..., object], names: Iterable[str]) -> frozenset[str]:
     """Return the `names` that the function declares as parameters; `**kwargs` declares none."""
     signature = signature_of(function)
     parameters = signature.parameters if signature else {}
@@ -97,7 +99,7 @@ def declared(function: Callable[..., Any], names: Iterable[str]) -> frozenset[st
     )
 
 
-def is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., object]) -> bool:
     """Return True for `async def`, an object whose `__call__` is async, or an annotation of an awaitable result."""
     for candidate in (function, inspect.unwrap(function), getattr(function, "__call__", None)):  # noqa: B004
         if candidate is not None and inspect.iscoroutinefunction(candidate):
@@ -107,7 +109,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     return any(word in annotation for word in ("Awaitable", "Coroutine", "Future", "Task["))
 
 
-def takes_list(function: Callable[..., Any]) -> bool:
+def takes_list(function: Callable[..., object]) -> bool:
     """Return True for a function of a list of samples, which has a parameter named `samples`."""
     signature = signature_of(function)
     return signature is not None and "samples" in positional_names(signature)
@@ -118,7 +120,7 @@ _SETTINGS = ("arguments", "settings", "config", "cfg", "namespace", "opts", "")
 _NOTHING = object()
 
 
-def construct(cls: type, args: Args | None, *, name: str = "", **offered: Any) -> Any:
+def construct(cls: type, args: Args | None, *, name: str = "", **offered: object) -> Any:
     """Construct a class; its constructor's parameter names choose the values that are passed.
 
     A parameter called `args` (or `config`, `settings`, ...) gets the run's settings; a name in `offered` gets that
@@ -147,8 +149,8 @@ def construct(cls: type, args: Args | None, *, name: str = "", **offered: Any) -
 
 
 def constructor_values(
-    cls: type, args: Args | None, *, name: str = "", **offered: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    cls: type, args: Args | None, *, name: str = "", **offered: object
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments with which `construct` would call the class, without calling it.
 
     Raises ConfigError as `construct` does.
@@ -157,7 +159,7 @@ def constructor_values(
     if signature is None:
         return (args,), {}
     options = args.plugins.get(name, {}) if args else {}
-    values: OrderedDict[str, Any] = OrderedDict()
+    values: OrderedDict[str, object] = OrderedDict()
     for parameter in signature.parameters.values():
         value = _constructor_value(parameter, args, options, offered)
         if value is not _NOTHING:
@@ -179,8 +181,8 @@ def asks_by_name(cls: type) -> bool:
 
 
 def _constructor_value(
-    parameter: inspect.Parameter, args: Args | None, options: Mapping[str, Any], offered: Mapping[str, Any]
-) -> Any:
+    parameter: inspect.Parameter, args: Args | None, options: Mapping[str, object], offered: Mapping[str, object]
+) -> object:
     if parameter.name in offered:
         return offered[parameter.name]
     if _is_settings(parameter):
@@ -219,13 +221,13 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
         )
 
 
-def unbound(cls: type, name: str) -> Callable[..., Any]:
+def unbound(cls: type, name: str) -> Callable[..., object]:
     """Return a method of a class with the signature that it has when bound to an instance; not to be called."""
     static = inspect.getattr_static(cls, name)
     return MethodType(static, cls) if inspect.isfunction(static) else getattr(cls, name)
 
 
-def _has_methods(obj: Any, kind: Kind) -> bool:
+def _has_methods(obj: object, kind: Kind) -> bool:
     return (
         bool(kind.methods)
         and not inspect.isfunction(obj)
@@ -242,7 +244,7 @@ def _expected(kind: Kind) -> list[str]:
     return [f"a function {call.shown}" for call in kind.calls] + _class_forms(kind)
 
 
-def _binds(function: Callable[..., Any], signature: inspect.Signature, call: Call) -> bool:
+def _binds(function: Callable[..., object], signature: inspect.Signature, call: Call) -> bool:
     keywords = {*declared(function, call.keywords), *call.named}
     return _can_bind(signature, len(call.positional), keywords) or (call.bare and _can_bind(signature, 0, keywords))
 
@@ -255,7 +257,7 @@ def _can_bind(signature: inspect.Signature, count: int, keywords: Iterable[str] 
     return True
 
 
-def _describe(obj: Any) -> str:
+def _describe(obj: object) -> str:
     if inspect.ismodule(obj):
         return f"module {obj.__name__}; name the function in it: {obj.__name__}:<function>"
     if inspect.isclass(obj):

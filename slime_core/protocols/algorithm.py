@@ -154,9 +154,9 @@ class AdvantageEstimator(Protocol):
     """True if every reward needs parts, `RewardInputs.components`; the checks before a run look for them."""
     needs_greedy_baseline: ClassVar[bool]
     """True if the rollout adds a greedy response per prompt, scored, not trained on, for `RewardInputs.baselines`."""
-    requires: ClassVar[Mapping[str, Any]]
+    requires: ClassVar[Mapping[str, object]]
     """Values that settings must have for the algorithm, e.g. {"normalize_advantages": True}; checked at start-up."""
-    defaults: ClassVar[Mapping[str, Any]]
+    defaults: ClassVar[Mapping[str, object]]
     """Defaults for settings that the user did not set; checked and shown like the user's own."""
     ignores: ClassVar[Sequence[str]]
     """Settings of other estimators that have no effect with this algorithm; giving one logs a warning."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slime_core.distributions import provided
 from slime_core.errors import RolloutError, rollout_name
@@ -23,7 +22,6 @@ from slime_core.rollout.reward import number_problem
 from slime_core.sample import LARGEST_SCORE, Group, Sample, SampleStatus, TrainBatch, is_score
 from slime_core.sample.admission import Sealed, admit
 from slime_core.sample.columns import (
-    batch_from_columns,
     fill_ids,
     mask_sums,
     multimodal_column,
@@ -36,7 +34,7 @@ from slime_core.sample.provenance import Source, TurnSpan, digest
 RewardPostProcess = Callable[[Args, list[Sample]], tuple[Sequence[float], Sequence[float]]]
 """Function of `--custom-reward-post-process-path`: trainable samples -> (raw rewards, shaped rewards)."""
 
-ConvertSamples = Callable[[Args, list[Sample]], Mapping[str, Any]]
+ConvertSamples = Callable[[Args, list[Sample]], Mapping[str, object]]
 """Function of `--custom-convert-samples-to-train-data-path`: all samples -> THUDM/slime's train data columns."""
 
 _T = TypeVar("_T")
@@ -76,58 +74,29 @@ def make_batch(
     for sample in samples:
         sample.note_components(args.reward_key)
     if convert_samples is not None:
-        return _masked(
-            args, samples, batch_from_columns(rollout_id, samples, convert_samples(args, samples), weight_version)
-        )
-    rows = [_make_row(sample) for sample in samples]
+        convert = provided("slime.data", "converted").batch_from_columns
+        return _masked(args, samples, convert(rollout_id, samples, convert_samples(args, samples), weight_version))
     rollout_ids = fill_ids([s.rollout_id for s in samples])
-    group_indices = _group_indices(lists)
-    kept = [i for i, row in enumerate(rows) if not row.removed]
-    turns = [_turns(row) for row in rows]
-    if post_process_rewards is not None:
-        source = "--custom-reward-post-process-path"
-        sealed = Sealed(given := [samples[i] for i in kept])
-        raw_kept, shaped = post_process_rewards(args, given)
-        sealed.check(source, advice="")
-    else:
-        raw_kept = [_raw_reward(args, samples[i]) for i in kept]
-        shaped = [_reward(args, samples[i]) for i in kept]
-        source = "rewards"
-    turn_rewards = []
-    if estimator is not None:
-        inputs = RewardInputs(
-            rewards=list(shaped),
-            group_indices=_compared(args, [samples[i] for i in kept], [group_indices[i] for i in kept]),
-            rollout_ids=[rollout_ids[i] for i in kept],
-            response_lengths=[sum(rows[i].loss_mask) for i in kept],
-            truncated=[samples[i].status == SampleStatus.TRUNCATED for i in kept],
-            baselines=_baselines(args, [samples[i] for i in kept], estimator) if post_process_rewards is None else None,
-            components=[samples[i].reward_components or {} for i in kept],
-            turns=[turns[i] for i in kept],
-            metadata=[samples[i].metadata for i in kept],
-        )
-        name = type(estimator).__name__
-        if post_process_rewards is None:
-            shaped, source = estimator.shape_rewards(args, inputs), f"{name}.shape_rewards"
-        turn_rewards = _spread_turns(f"{name}.shape_turns", estimator.shape_turns(args, inputs), kept, turns)
+    rows = [_Row(*each) for each in zip(samples, rollout_ids, _group_indices(lists))]
+    _shape(args, [row for row in rows if not row.removed], estimator, post_process_rewards)
     masks = [row.loss_mask for row in rows]
     batch = TrainBatch(
         rollout_id=rollout_id,
         tokens=[row.tokens for row in rows],
         response_lengths=[len(mask) for mask in masks],
         loss_masks=masks,
-        rewards=_spread(source, shaped, kept, samples),
-        raw_rewards=_spread(source, raw_kept, kept, samples),
+        rewards=[row.reward for row in rows],
+        raw_rewards=[row.raw_reward for row in rows],
         truncated=[int(s.status == SampleStatus.TRUNCATED) for s in samples],
         sample_indices=fill_ids([s.index for s in samples]),
-        group_indices=group_indices,
+        group_indices=[row.group_index for row in rows],
         rollout_ids=rollout_ids,
         rollout_mask_sums=mask_sums(masks, rollout_ids),
         rollout_log_probs=_token_column("rollout_log_probs", rows),
         teacher_log_probs=_token_column("teacher_log_probs", rows),
         components=[sample.reward_components or {} for sample in samples],
-        turns=turns,
-        turn_rewards=turn_rewards,
+        turns=[row.turns for row in rows],
+        turn_rewards=[row.turn_rewards for row in rows],
         source_names=_optional([s.metadata.get("source_name") for s in samples]),
         train_metadata=_optional([s.train_metadata for s in samples]),
         token_weight_versions=version_column(samples, [len(mask) for mask in masks], weight_version),
@@ -186,11 +155,11 @@ def _group_indices(lists: Sequence[Sequence[Sample]]) -> list[int]:
     ]
 
 
-def _compared(args: Args, samples: Sequence[Sample], group_indices: list[int]) -> list[int]:
-    """Return the number of the group that each sample is compared with: its prompt's, of its own adapter alone."""
+def _compared(args: Args, rows: Sequence[_Row]) -> list[int]:
+    """Return the number of the group that each row is compared with: its prompt's, of its own adapter alone."""
     if not args.lora_adapters:
-        return group_indices
-    keys = [(group, (s.train_metadata or {}).get("adapter")) for s, group in zip(samples, group_indices)]
+        return [row.group_index for row in rows]
+    keys = [(row.group_index, (row.sample.train_metadata or {}).get("adapter")) for row in rows]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return [numbers[key] for key in keys]
 
@@ -198,36 +167,35 @@ def _compared(args: Args, samples: Sequence[Sample], group_indices: list[int]) -
 # -- rows ------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class _Row:
-    sample: Sample
-    tokens: list[int]
-    loss_mask: list[int]
-    removed: bool
-    """True if the sample is outside the group statistics."""
-    placeholder: bool
-    """True if the sample has no response and the row only keeps its place."""
+    """The batch's entries of one sample."""
 
+    def __init__(self, sample: Sample, rollout_id: int, group_index: int) -> None:
+        self.sample, self.rollout_id, self.group_index = sample, rollout_id, group_index
+        self.removed = sample.is_removed
+        """True if the sample is outside the group statistics."""
+        length = sample.response_length
+        self.placeholder = length == 0 or (self.removed and length == len(sample.tokens))
+        """True if the sample has no response and the row only keeps its place."""
+        self.tokens, self.loss_mask = list(sample.tokens), [0] * length
+        if self.placeholder:
+            self.tokens, self.loss_mask = [*(sample.tokens[-1:] or [0]), 0], [0]
+        elif not self.removed:
+            self.loss_mask = list(sample.loss_mask or ())  # complete since `admit`
+        self.turns = self._turns()
+        self.reward = self.raw_reward = 0.0
+        self.turn_rewards = [0.0] * len(self.turns)
 
-def _make_row(sample: Sample) -> _Row:
-    removed = sample.is_removed
-    length = sample.response_length
-    if length == 0 or (removed and length == len(sample.tokens)):
-        return _Row(sample, [*(sample.tokens[-1:] or [0]), 0], [0], removed, placeholder=True)
-    mask = [0] * length if removed else list(sample.loss_mask or ())  # complete since `admit`
-    return _Row(sample, list(sample.tokens), mask, removed, placeholder=False)
-
-
-def _turns(row: _Row) -> list[TurnSpan]:
-    """Return the turns of the row's response, each with the id of its state; one turn if it is not trained on."""
-    if row.placeholder or row.removed:
-        return [TurnSpan(0, len(row.loss_mask))]
-    turns, seen, start = row.sample.known_turns(), 0, len(row.tokens) - len(row.loss_mask)
-    for place, turn in enumerate(turns):
-        shown = row.tokens[seen : start + turn.first]
-        turns[place] = turn if turn.state is not None else turn._replace(state=f"{digest(shown):x}")
-        seen = start + turn.last
-    return turns
+    def _turns(self) -> list[TurnSpan]:
+        """Return the turns of the response, each with the id of its state; one turn if it is not trained on."""
+        if self.placeholder or self.removed:
+            return [TurnSpan(0, len(self.loss_mask))]
+        turns, seen, start = self.sample.known_turns(), 0, len(self.tokens) - len(self.loss_mask)
+        for place, turn in enumerate(turns):
+            shown = self.tokens[seen : start + turn.first]
+            turns[place] = turn if turn.state is not None else turn._replace(state=f"{digest(shown):x}")
+            seen = start + turn.last
+        return turns
 
 
 def _token_column(field: str, rows: Sequence[_Row]) -> list[list[float]] | None:
@@ -264,6 +232,41 @@ def _optional(column: list[_T | None]) -> list[_T | None] | None:
 # -- rewards ---------------------------------------------------------------------------------------------
 
 
+def _shape(
+    args: Args, rows: Sequence[_Row], estimator: AdvantageEstimator | None, post_process: RewardPostProcess | None
+) -> None:
+    """Set the rewards of the trainable rows, and of their turns."""
+    samples = [row.sample for row in rows]
+    raw: Sequence[float]
+    shaped: Sequence[float]
+    if post_process is not None:
+        source = "--custom-reward-post-process-path"
+        sealed = Sealed(samples)
+        raw, shaped = post_process(args, list(samples))
+        sealed.check(source, advice="")
+    else:
+        source = "rewards"
+        raw, shaped = [_raw_reward(args, s) for s in samples], [_reward(args, s) for s in samples]
+    if estimator is not None:
+        inputs = RewardInputs(
+            rewards=list(shaped),
+            group_indices=_compared(args, rows),
+            rollout_ids=[row.rollout_id for row in rows],
+            response_lengths=[sum(row.loss_mask) for row in rows],
+            truncated=[s.status == SampleStatus.TRUNCATED for s in samples],
+            baselines=_baselines(args, samples, estimator) if post_process is None else None,
+            components=[s.reward_components or {} for s in samples],
+            turns=[row.turns for row in rows],
+            metadata=[s.metadata for s in samples],
+        )
+        name = type(estimator).__name__
+        if post_process is None:
+            shaped, source = estimator.shape_rewards(args, inputs), f"{name}.shape_rewards"
+        _take_turns(f"{name}.shape_turns", estimator.shape_turns(args, inputs), rows)
+    for row, reward, own in zip(rows, _scores(source, shaped, samples), _scores(source, raw, samples)):
+        row.reward, row.raw_reward = reward, own
+
+
 def _reward(args: Args, sample: Sample) -> float:
     key = args.reward_key
     if sample.reward is None:
@@ -296,36 +299,30 @@ def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstima
     return found
 
 
-def _spread(source: str, rewards: Sequence[float], kept: Sequence[int], samples: Sequence[Sample]) -> list[float]:
-    """Return a reward for each sample: 0 if its position is not in `kept`."""
+def _scores(source: str, rewards: Sequence[float], samples: Sequence[Sample]) -> list[float]:
+    """Return a number for each sample. Raises RolloutError if there are more or fewer, or if one is not finite."""
     values = [float(reward) for reward in rewards]
-    if len(values) != len(kept):
-        raise RolloutError(f"{source} returned {len(values)} rewards for {len(kept)} samples")
-    bad = [(position, value) for position, value in zip(kept, values) if not is_score(value / 1e3)]
+    if len(values) != len(samples):
+        raise RolloutError(f"{source} returned {len(values)} rewards for {len(samples)} samples")
+    bad = [(sample, value) for sample, value in zip(samples, values) if not is_score(value / 1e3)]
     if bad:
         raise RolloutError(
-            f"{source} returned {bad[0][1]} for {_name(samples[bad[0][0]])}, and {len(bad) - 1} more like it; expected"
+            f"{source} returned {bad[0][1]} for {_name(bad[0][0])}, and {len(bad) - 1} more like it; expected"
             f" finite numbers of at most {1e3 * LARGEST_SCORE:g} in size"
         )
-    spread = [0.0] * len(samples)
-    for position, value in zip(kept, values):
-        spread[position] = value
-    return spread
+    return values
 
 
-def _spread_turns(
-    source: str, shaped: Sequence[Sequence[float]], kept: Sequence[int], turns: Sequence[Sequence[TurnSpan]]
-) -> list[list[float]]:
-    """Return a reward for each turn: 0 if its sample's position is not in `kept`."""
-    spread = [[0.0] * len(row) for row in turns]
-    sizes, expected = [len(row) for row in shaped], [len(turns[position]) for position in kept]
+def _take_turns(source: str, shaped: Sequence[Sequence[float]], rows: Sequence[_Row]) -> None:
+    sizes, expected = [len(values) for values in shaped], [len(row.turns) for row in rows]
     if sizes != expected:
         raise RolloutError(f"{source} returned {sizes[:8]} values for samples of {expected[:8]} turns; one per turn")
-    for position, row in zip(kept, shaped):
-        spread[position] = [float(value) for value in row]
-        if not all(is_score(value / 1e3) for value in spread[position]):
-            raise RolloutError(f"{source} returned {list(row)[:8]} for the turns of a sample; expected finite numbers")
-    return spread
+    for row, values in zip(rows, shaped):
+        row.turn_rewards = [float(value) for value in values]
+        if not all(is_score(value / 1e3) for value in row.turn_rewards):
+            raise RolloutError(
+                f"{source} returned {list(values)[:8]} for the turns of a sample; expected finite numbers"
+            )
 
 
 def _name(sample: Sample) -> str:

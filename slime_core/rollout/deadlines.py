@@ -18,7 +18,7 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,7 +70,7 @@ class GroupClock:
         if not self.expired.done():
             self.expired.set_result(None)
 
-    async def first(self, task: asyncio.Future[Any]) -> None:
+    async def first(self, task: asyncio.Future[T]) -> None:
         """Return when the task is done, or at the deadline."""
         either: set[asyncio.Future[Any]] = {task, self.expired}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -91,12 +91,12 @@ async def _run_in_time(
     runner: SampleRunner,
     seconds: float,
     group: Group,
-    params: dict[str, Any],
+    params: dict[str, object],
     *,
     rollout_id: int,
     evaluation: bool = False,
     again: Callable[[], None] = lambda: None,
-    **keywords: Any,
+    **keywords: object,
 ) -> Group:
     """Run `runner.run_group` under `--group-timeout`. Raises RolloutError by policy stop, and the runner's errors.
 
@@ -130,8 +130,8 @@ async def _run_in_time(
 async def _one_try(
     runner: SampleRunner,
     group: Group,
-    params: dict[str, Any],
-    keywords: dict[str, Any],
+    params: dict[str, object],
+    keywords: Mapping[str, Any],
     name: str,
     seconds: float,
     policy: str,
@@ -263,7 +263,7 @@ class Interruptible:
         for loop, task in tuple(self._running):
             loop.call_soon_threadsafe(task.cancel)
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Coroutine[object, None, T]) -> T:
         """Await the work and return its result. Raises RolloutInterrupted if `interrupt` cancelled it."""
         task = asyncio.create_task(work)
         entry = (asyncio.get_running_loop(), task)
@@ -281,7 +281,7 @@ class Interruptible:
             self._running.discard(entry)
 
 
-async def evaluated(running: Interruptible, work: Coroutine[Any, Any, T], what: str, timeout: float | None) -> T:
+async def evaluated(running: Interruptible, work: Coroutine[object, None, T], what: str, timeout: float | None) -> T:
     """Run an evaluation and return its result; with `--eval-in-background` it may run during a rollout.
 
     An evaluation draws nothing from the data source, so an interrupted one gives nothing back, and a resumed run

@@ -23,7 +23,7 @@ from slime_core.rollout.reward import number_problem
 from slime_core.sample import Group, RolloutFnEvalOutput, Sample, SampleStatus
 
 
-def eval_sampling_params(args: Args, dataset: EvalDataset) -> dict[str, Any]:
+def eval_sampling_params(args: Args, dataset: EvalDataset) -> dict[str, object]:
     """Return a data set's sampling settings under SGLang's names, as a new dictionary each call."""
     params = {
         "temperature": dataset.temperature,
@@ -47,7 +47,7 @@ def dataset_args(args: Args, dataset: EvalDataset) -> Args:
 
     The data set's generate functions see all of them. Rewards see the options only.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for name in ("apply_chat_template", "apply_chat_template_kwargs"):
         if getattr(args, name) != getattr(dataset, name):
             changes[name] = getattr(dataset, name)
@@ -174,9 +174,9 @@ def eval_columns(args: Args, samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def _votes(args: Args, dataset: EvalDataset, samples: list[Sample]) -> dict[str, Any]:
+def _votes(args: Args, dataset: EvalDataset, samples: list[Sample]) -> dict[str, object]:
     """Return `ks` if the data set names them, and `answers` if every sample's answer can be extracted."""
-    votes: dict[str, Any] = {} if dataset.ks is None else {"ks": dataset.ks}
+    votes: dict[str, object] = {} if dataset.ks is None else {"ks": dataset.ks}
     read = offered("slime.data", "answers") if int(dataset.n_samples_per_eval_prompt) > 1 else None
     if read is not None and (answers := read.votes(args, dataset, samples)) is not None:
         votes["answers"] = answers

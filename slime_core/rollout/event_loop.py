@@ -74,7 +74,7 @@ class LoopThread:
                 self._thread.start()
             return self._loop
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, coroutine: Coroutine[object, None, T]) -> Future[T]:
         """Start a coroutine and return its future; cancelling the future cancels the coroutine.
 
         Raises:
@@ -88,7 +88,7 @@ class LoopThread:
         assert threading.current_thread() is not self._thread, "the loop cannot wait for itself"
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[object, None, T]) -> T:
         """Run a coroutine and return its result, blocking the calling thread.
 
         An interrupt of the calling thread cancels the coroutine.
@@ -105,7 +105,7 @@ class LoopThread:
             future.cancel()  # no effect if the coroutine itself raised
             raise
 
-    async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
+    async def in_thread(self, call: Callable[..., T], *args: object) -> T:
         """Run a blocking call in a daemon thread and return its result.
 
         If the wait is cancelled, the thread still finishes the call.
@@ -144,7 +144,7 @@ class StageRunner(asyncio.Runner):  # type: ignore[misc]  # final for typeshed a
 
     _closed = False
 
-    def run(self, coro: Coroutine[Any, Any, T], *, context: Any = None) -> T:
+    def run(self, coro: Coroutine[object, None, T], *, context: Any = None) -> T:
         """Return the result of the coroutine. Raises RolloutError if a function stops the loop."""
         try:
             return super().run(coro, context=context)

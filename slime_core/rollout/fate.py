@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError
@@ -137,8 +137,8 @@ def dropped_for_good(group: Group) -> bool:
     return timed_out(group) and all("dropped" in _failure(s) for s in group)
 
 
-def _failure(sample: Any) -> dict[str, Any]:
-    failure: dict[str, Any] = sample.metadata.get("failure", {})
+def _failure(sample: Sample) -> dict[str, object]:
+    failure: dict[str, object] = sample.metadata.get("failure", {})
     return failure
 
 
@@ -244,7 +244,7 @@ def copy_of(sample: Sample) -> Sample:
 class FilterStage:
     """Applies the dynamic filter, if there is one, and counts why groups are dropped, or kept all the same."""
 
-    def __init__(self, args: Args, function: Callable[..., Any] | None, name: str = "") -> None:
+    def __init__(self, args: Args, function: Callable[..., object] | None, name: str = "") -> None:
         self.args = args
         self._function = function
         self._name = name

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -198,7 +198,7 @@ class GatedEngine:
     async def generate(
         self,
         input_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
+        sampling_params: Mapping[str, object],
         *,
         rid: str | None = None,
         session_id: str | None = None,
@@ -230,7 +230,9 @@ class GatedEngine:
         """The engine's `stream`, counted like `generate`. Raises AttributeError if the engine has no `stream`."""
         return partial(self._stream, self._engine.stream)  # type: ignore[attr-defined]
 
-    async def _stream(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[GenerationOutput]:
+    async def _stream(
+        self, call: Callable[..., AsyncGenerator[GenerationOutput, None]], *args: object, **kwargs: object
+    ) -> AsyncIterator[GenerationOutput]:
         self._add_waiting(1)
         try:
             async with aclosing(call(*args, **kwargs)) as outputs:

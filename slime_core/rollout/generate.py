@@ -16,9 +16,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from slime_core.data.tokenizer import encode_prompt, encode_rendered
+from slime_core.data.tokenizer import Tokenizer, encode_prompt, encode_rendered
 from slime_core.data.tools import prompt_tools
 from slime_core.distributions import provided
 from slime_core.errors import RolloutError
@@ -52,7 +52,7 @@ def sampling_seed(seed: int, *parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def train_sampling_params(args: Args) -> dict[str, Any]:
+def train_sampling_params(args: Args) -> dict[str, object]:
     """Return the rollout's sampling settings under SGLang's names."""
     return {
         "temperature": args.rollout_temperature,
@@ -91,7 +91,7 @@ class Extra(Protocol):
     def extra_sample(self, group: Group) -> Sample | None:
         """Return the sample to generate; None if the group has its extra response."""
 
-    def extra_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def extra_params(self, params: Mapping[str, object]) -> dict[str, object]:
         """Return its sampling settings."""
 
     def attach(self, samples: Iterable[Sample], siblings: Sequence[Sample]) -> None:
@@ -108,7 +108,7 @@ class SampleRunner:
         self,
         args: Args,
         engine: GatedEngine,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         generator: GenerateCaller,
         rewards: RewardStage,
         resolve_generator: Callable[[str], GenerateCaller],
@@ -142,7 +142,7 @@ class SampleRunner:
     async def run_group(
         self,
         group: Group,
-        params: dict[str, Any],
+        params: dict[str, object],
         *,
         rollout_id: int | None,
         evaluation: bool = False,
@@ -202,7 +202,7 @@ class SampleRunner:
     async def _run_sample(
         self,
         sample: Sample,
-        params: dict[str, Any],
+        params: dict[str, object],
         context: GenerateContext,
         clock: GroupClock | None,
         args: Args,
@@ -243,7 +243,7 @@ class SampleRunner:
             self._count(siblings)
 
     async def _generate(
-        self, sample: Sample, params: dict[str, Any], context: GenerateContext, args: Args
+        self, sample: Sample, params: dict[str, object], context: GenerateContext, args: Args
     ) -> list[Sample]:
         if sample.response_length and self.args.mask_offpolicy_in_partial_rollout:
             sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")

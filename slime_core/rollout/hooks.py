@@ -1,4 +1,4 @@
-"""The hooks around a rollout: after generating a sample, at the end of a rollout, and when it is logged.
+"""The hooks around a rollout: after generating a sample and at the end of a rollout.
 
 Put together by `launch.components`, called by `rollout.generate` (sample hooks) and `rollout.stage` (all others). They
 run in the process that generates; with several trainer processes that is rank 0. If a sample hook raises, its sample
@@ -13,7 +13,6 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from slime_core.errors import RolloutError, SlimeError
 from slime_core.plugins.hooks import Hooks, nobody
@@ -32,14 +31,14 @@ _UNFINISHED = (SampleStatus.FAILED, SampleStatus.ABORTED)
 class SampleHook:
     """A `slime_sample_generated` hook: `fn(args, sample[, rollout_id][, evaluation])`, plain or async."""
 
-    def __init__(self, function: Callable[..., Any], label: str, *, edits: bool = False) -> None:
+    def __init__(self, function: Callable[..., object], label: str, *, edits: bool = False) -> None:
         """`edits`: the hook may change the sample's training data."""
         self.label = label
         self._function = function
         self._edits = edits
         self._keywords = declared(function, ("rollout_id", "evaluation"))
 
-    async def call(self, args: Args, sample: Sample, offered: Mapping[str, Any]) -> Sample:
+    async def call(self, args: Args, sample: Sample, offered: Mapping[str, object]) -> Sample:
         """Return the sample to use; FAILED if the function raised, overran `--rollout-timeout` or may not edit.
 
         Raises:
@@ -116,7 +115,7 @@ class RolloutHooks:
         offered = {"rollout_id": rollout_id, "evaluation": evaluation}
         return [await self._one(args, sample, offered) for sample in siblings]
 
-    async def _one(self, args: Args, sample: Sample, offered: Mapping[str, Any]) -> Sample:
+    async def _one(self, args: Args, sample: Sample, offered: Mapping[str, object]) -> Sample:
         for hook in self.on_sample:
             if sample.status in _UNFINISHED:
                 break
@@ -124,7 +123,7 @@ class RolloutHooks:
         return sample
 
     def after_rollout(
-        self, args: Args, groups: list[Group], all_groups: list[Group], data_source: Any, reasons: Mapping[int, str]
+        self, args: Args, groups: list[Group], all_groups: list[Group], data_source: object, reasons: Mapping[int, str]
     ) -> None:
         """Filter, then show every group. Raises PluginError for an undeclared change of what is trained on.
 
@@ -140,32 +139,17 @@ class RolloutHooks:
             given = {"all_groups": all_groups, "data_source": data_source, "reasons": reasons}
             self._show("slime_process_all_samples", all_groups, args=args, **given)
 
-    def _show(self, name: str, seen: list[Group], /, **given: Any) -> None:
+    def _show(self, name: str, seen: list[Group], /, **given: object) -> None:
         for label, tell, edits in self.told.each(name):
             sealed = Sealed(() if edits else (sample for group in seen for sample in group))
             tell(**given)
             sealed.check(label)
 
-    def log_rollout(
-        self, rollout_id: int, args: Args, samples: list[Sample], extra_metrics: dict[str, float], rollout_time: float
-    ) -> bool:
-        """Return whether a hook has replaced slime's logging; hooks may change `extra_metrics`."""
-        answers = self.told.slime_log_rollout(
-            rollout_id=rollout_id, args=args, samples=samples, extra_metrics=extra_metrics, rollout_time=rollout_time
-        )
-        return any(answers)
 
-    def log_eval(
-        self, rollout_id: int, args: Args, data: dict[str, dict[str, Any]], extra_metrics: dict[str, float]
-    ) -> bool:
-        """Return whether a hook has replaced slime's logging of an evaluation."""
-        return any(self.told.slime_log_eval(rollout_id=rollout_id, args=args, data=data, extra_metrics=extra_metrics))
-
-
-def _alone(tell: Callable[..., list[Any]]) -> Callable[..., Any]:
+def _alone(tell: Callable[..., Sequence[object]]) -> Callable[..., object]:
     """Return a function that calls one plugin and returns its result; None if it has no result."""
 
-    def call(args: Args, sample: Sample, *, rollout_id: int | None, evaluation: bool) -> Any:
+    def call(args: Args, sample: Sample, *, rollout_id: int | None, evaluation: bool) -> object:
         answers = tell(args=args, sample=sample, rollout_id=rollout_id, evaluation=evaluation)
         return answers[0] if answers else None
 

@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from slime_core.data.buffer import is_finished
 from slime_core.data.ledger import Ledger
@@ -83,7 +83,7 @@ class RolloutContext:
         if self.decided is not None:
             self.decided.append(group)
 
-    async def until_interrupted(self, work: Coroutine[Any, Any, None]) -> bool:
+    async def until_interrupted(self, work: Coroutine[object, None, None]) -> bool:
         """Run `work`; return False if the end of the run cancelled it."""
         try:
             await self.work.run(work)
@@ -261,7 +261,7 @@ class Pool:
             self._ended.append(flight)
             self.bell.set()
 
-    def _watchers(self, flight: Flight) -> dict[str, Any]:
+    def _watchers(self, flight: Flight) -> dict[str, object]:
         """Return the callbacks of the group's run, as keyword arguments of `deadlines.group_runner`'s function."""
         return {}
 
@@ -565,7 +565,7 @@ def first_number(rollout_id: int) -> int:
     return rollout_id * _INDEX_STRIDE
 
 
-def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -> list[Group]:
+def drawn_groups(answer: object, num_groups: int, rollout_id: int, numbered: int) -> list[Group]:
     """Check a data source's result: `num_groups` non-empty lists of samples; number the unnumbered samples.
 
     Args:
@@ -598,7 +598,7 @@ def drawn_groups(answer: Any, num_groups: int, rollout_id: int, numbered: int) -
     return answer
 
 
-def shape_of(value: Any) -> str:
+def shape_of(value: object) -> str:
     """Return a short description of a value of a wrong type, for errors."""
     if isinstance(value, Mapping):
         return f"a mapping with keys {sorted(map(str, value))}"

@@ -29,7 +29,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from slime_core.data.buffer import is_finished
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
@@ -117,7 +117,7 @@ class GroupProducer(Pool):
             room = min(room, max((args.max_staleness + 1) * per_version - taken - held, wanted - held))
         return int(max(room, 0))
 
-    def _watchers(self, flight: Flight) -> dict[str, Any]:
+    def _watchers(self, flight: Flight) -> dict[str, object]:
         size = flight.unfinished
 
         def resize(unfinished: int) -> None:

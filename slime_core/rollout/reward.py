@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """Processes in which rewards run (`workers.pool.WorkerPool`)."""
+    """Processes in which rewards run (`launch.components.Resolver` has them)."""
 
     def settings_changed(self) -> None:
         """Send the current settings to the processes."""
@@ -217,7 +217,7 @@ class RewardStage:
             sample.fail(scorer.label, change)
 
 
-def reward_problem(reward: Any) -> str | None:
+def reward_problem(reward: object) -> str | None:
     """Return why a reward that a generate function set cannot be used; None if it can."""
     if reward is None or isinstance(reward, Mapping):
         return None
@@ -227,7 +227,7 @@ def reward_problem(reward: Any) -> str | None:
     return None if problem is None else f"set sample.reward to what {problem}"
 
 
-def number_problem(value: Any) -> str | None:
+def number_problem(value: object) -> str | None:
     """Return why a value is not a score, as text to follow "it"; None if it is a score."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return f"is {type(value).__name__}, not a number"
@@ -238,7 +238,7 @@ def number_problem(value: Any) -> str | None:
     return f"is not finite: {value}"
 
 
-def check_named_rewards(rewards: RewardStage, args: Args, source: Any) -> None:
+def check_named_rewards(rewards: RewardStage, args: Args, source: object) -> None:
     """Resolve the rewards that rows of the data name (`slime_data.named_rewards`). Raises ConfigError, DataError."""
     if (named := offered("slime.data", "named_rewards")) is not None:
         named.check_named_rewards(rewards, args, source)

@@ -326,7 +326,10 @@ class RolloutStage:
         if self._context is not None:
             held = self._context.runner.engine.take_held_seconds(of=seconds)
         extra |= getattr(self.parts.engine, "take_metrics", dict)()
-        if self.parts.user.log_rollout(rollout_id, self.args, samples, extra, seconds):
+        replaced = self.parts.user.told.slime_log_rollout(
+            rollout_id=rollout_id, args=self.args, samples=samples, extra_metrics=extra, rollout_time=seconds
+        )
+        if any(replaced):
             return extra
         reported = provided("slime.metrics", "reported")
         metrics = {**reported.rollout_metrics(self.args, groups, self.weight_version), **extra}
@@ -343,7 +346,7 @@ class RolloutStage:
             metrics["perf/engine_held_time"] = held
         return metrics
 
-    def _ask_source(self, method: str, *details: Any) -> Any:
+    def _ask_source(self, method: str, *details: object) -> Any:
         """Call an optional method of the data source; return None if the method does not exist."""
         found = getattr(self.parts.data_source, method, None)
         return None if found is None else found(*details)
@@ -356,10 +359,11 @@ class RolloutStage:
         return self.eval_metrics(rollout_id, data, extra)
 
     def eval_metrics(
-        self, rollout_id: int, data: dict[str, dict[str, Any]], extra: dict[str, float]
+        self, rollout_id: int, data: Mapping[str, Mapping[str, object]], extra: dict[str, float]
     ) -> dict[str, float]:
         """Return metrics of evaluated samples; the hook `slime_log_eval` may replace them."""
-        if self.parts.user.log_eval(rollout_id, self.args, data, extra):
+        told = self.parts.user.told
+        if any(told.slime_log_eval(rollout_id=rollout_id, args=self.args, data=data, extra_metrics=extra)):
             return extra
         return {**provided("slime.metrics", "reported").eval_metrics(data), **extra}
 
@@ -377,7 +381,7 @@ class RolloutStage:
             write_samples(path, [s for columns in output.data.values() for s in columns.get("samples") or []])
         return output.data, {**output.metrics, "perf/eval_time": time.perf_counter() - started}
 
-    def _run_function(self, function: Callable[..., Any], rollout_id: int, *, evaluation: bool) -> Any:
+    def _run_function(self, function: Callable[..., Any], rollout_id: int, *, evaluation: bool) -> object:
         keywords = {"context": self._context} if "context" in inspect.signature(function).parameters else {}
         call = (self.args, rollout_id, self.source)
         is_async = inspect.iscoroutinefunction(function)
@@ -385,7 +389,7 @@ class RolloutStage:
         if not is_async and not self.parts.needs_address:
             with self._plain:
                 return start()
-        results: list[Any] = []
+        results: list[object] = []
 
         async def keep_result() -> None:
             task = asyncio.current_task()
@@ -433,7 +437,7 @@ class RolloutStage:
                 await engine.resume_memory(missing)
             self._released -= set(missing)
 
-    def update_weights(self, transport: str, payload: Any, version: int) -> Mapping[str, float] | None:
+    def update_weights(self, transport: str, payload: object, version: int) -> Mapping[str, float] | None:
         """Make the engine serve a version from its transport's payload. Return measurements, if any."""
         measured: Mapping[str, float] | None = None
         if self.parts.engine is not None:
@@ -487,7 +491,7 @@ class RolloutStage:
 
 
 async def deliver(
-    args: Args, engine: RolloutEngine, transport: str, payload: Any, version: int
+    args: Args, engine: RolloutEngine, transport: str, payload: object, version: int
 ) -> Mapping[str, float] | None:
     """Load a version by the engine's own method for the transport, else by the transport's engine side.
 
@@ -540,7 +544,7 @@ def eval_output(answer: Any) -> RolloutFnEvalOutput:
     return RolloutFnEvalOutput({n: _scored(n, columns) for n, columns in output.data.items()}, output.metrics)
 
 
-def _scored(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+def _scored(name: str, columns: Mapping[str, Any]) -> dict[str, object]:
     rewards, samples = list(columns["rewards"]), columns.get("samples") or []
     problems = [number_problem(reward) for reward in rewards]
     failed = sum(problem is not None for problem in problems)

@@ -66,7 +66,7 @@ class LedgerTrail:
         self._last: SegmentRef | None = None
         self._directory: Path | None = None
         """Directory of `_last`; not the run's own directory after a resume from another directory."""
-        self._start: dict[str, Any] | None = None
+        self._start: dict[str, object] | None = None
         """Start of the ledger, for the header of its first segment; None: the run's first prompt."""
 
     def write(self, stage: RolloutStage, directory: Path, rollout_id: int, picture: _Picture) -> None:
@@ -74,7 +74,7 @@ class LedgerTrail:
         target = directory.parent / SEGMENTS
         if self._last is not None and self._directory is not None and self._directory != target:
             adopt_chain(target, self._directory, self._last)
-        header: dict[str, Any] = {"rollout": rollout_id, "policy": policy_of(stage)}
+        header: dict[str, object] = {"rollout": rollout_id, "policy": policy_of(stage)}
         if self._last is None:
             first = stage.args.start_rollout_id
             header["start"] = self._start or {"cursor": None, "open": [], "rollout": first}
@@ -121,7 +121,7 @@ class LedgerTrail:
         return f"{restored} ({said}: a new one begins here)"
 
 
-def policy_of(stage: RolloutStage) -> dict[str, Any]:
+def policy_of(stage: RolloutStage) -> dict[str, object]:
     """Return the run's declared policy, which verification checks."""
     source, function, args = stage.parts.data_source, stage.parts.rollout_function, stage.args
     says = traits_of(function, RolloutTraits)
@@ -227,7 +227,7 @@ def describe(restored: Mapping[str, int]) -> str:
     return f"{total} open group{'s' * (total > 1)} ({states})"
 
 
-def group_indices(value: Any) -> set[int]:
+def group_indices(value: object) -> set[int]:
     """Return every `group_index` of samples anywhere in JSON values; cheap compared with writing the values."""
     found: set[int] = set()
     todo = [value]
@@ -311,7 +311,7 @@ class OpenGroups:
         return unclaimed
 
 
-def to_line(owner: str, group: OpenGroup, state: str | None) -> dict[str, Any]:
+def to_line(owner: str, group: OpenGroup, state: str | None) -> dict[str, object]:
     """Return a line of the file as a JSON object."""
     return {
         "owner": owner,
@@ -333,7 +333,7 @@ def from_line(line: Mapping[str, Any]) -> tuple[str, OpenGroup]:
 
 def finished_to_open(group: Finished, state: str) -> OpenGroup:
     """Convert a finished group for a commit, with a fan-out's prompts, since it may have to be regenerated."""
-    details: dict[str, Any] = {"state": state, "began": group.began, "spread": group.spread}
+    details: dict[str, object] = {"state": state, "began": group.began, "spread": group.spread}
     if [id(s) for s in group.samples] != [id(s) for s in group.original]:
         details["prompts"] = [s.to_dict() for s in prompts_of(group.original)]
     return OpenGroup(group.samples, details=details)

@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
     num_tokens: int
     """Number of tokens in the prompt and the response so far."""
     spans: Spans | None
-    messages: Any
+    messages: object
     """The prompt itself."""
     num_messages: int
 
@@ -129,7 +129,7 @@ class Held:
     def __init__(self, label: str, *, edits: bool) -> None:
         """`label` names the code in errors; with `edits` the code may change samples, so nothing is checked."""
         self._label, self._edits = label, edits
-        self._before: dict[int, tuple[object, list[Any]]] = {}
+        self._before: dict[int, tuple[object, list[object]]] = {}
         """Sample id -> a weak reference, which removes this entry when the sample is freed, and fingerprints."""
 
     def give(self, samples: Iterable[Sample]) -> None:
@@ -149,7 +149,7 @@ class Held:
                 raise PluginError(f"{self._label}, sample {sample.index}: {problem}{DECLARE}")
 
 
-def changed(sample: Sample, before: Iterable[Any], now: Iterable[Any] | None = None) -> str | None:
+def changed(sample: Sample, before: Iterable[object], now: Iterable[object] | None = None) -> str | None:
     """Describe a change since `snapshot` made `before`; return None if nothing changed or the sample has failed.
 
     The identity (index, group, ...) is set back to its old value: the sample is counted under it, failed or not.
@@ -165,23 +165,23 @@ def changed(sample: Sample, before: Iterable[Any], now: Iterable[Any] | None = N
     return problem
 
 
-def snapshot(sample: Sample) -> list[Any]:
+def snapshot(sample: Sample) -> list[object]:
     """Return independent copies of the fields that are trained on."""
     return [v if v is None or type(v) is int else _copied(v) for v in _trained_on(sample)]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any) -> object:
     value = value if type(value) is list else _plain(value)  # user code may set any value
     return value[:] if type(value) is list and not (value and type(value[0]) is list) else copy.deepcopy(value)
 
 
-def _fingerprints(sample: Sample) -> list[Any]:
+def _fingerprints(sample: Sample) -> list[object]:
     """Return a snapshot that takes less memory and more time: lists of numbers are replaced by their hashes."""
     return [hash(tuple(v)) if type(v) is list and v and isinstance(v[0], int | float) else v for v in snapshot(sample)]
 

@@ -174,7 +174,7 @@ def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
     return mask
 
 
-def to_json(spans: Iterable[Span]) -> list[list[Any]]:
+def to_json(spans: Iterable[Span]) -> list[list[object]]:
     """Return [[source, length], ...], with the reason as a third entry if tokens are withheld."""
     return [[str(s.source), s.length, s.withheld] if s.withheld else [str(s.source), s.length] for s in spans]
 
@@ -227,7 +227,7 @@ def response_spans(
     if not length:
         return []
     if len(versions) == length:
-        sampled: Sequence[Any] = [v != NOT_SAMPLED for v in versions]
+        sampled: Sequence[object] = [v != NOT_SAMPLED for v in versions]
     elif mask is None:
         return [Span(Source.SAMPLED, length)]
     else:

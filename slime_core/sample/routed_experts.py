@@ -95,7 +95,7 @@ class RoutedExperts:
         return f"RoutedExperts(shape={self.shape}, known={self.num_known()})"
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         byte_order = "<" if sys.byteorder == "little" else ">"
         return {"version": 3, "shape": self.shape, "typestr": f"{byte_order}i4", "data": memoryview(self._data)}
 

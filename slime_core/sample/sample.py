@@ -63,7 +63,7 @@ _FINISH_STATUS = {
 }
 
 
-def is_score(value: Any) -> bool:
+def is_score(value: object) -> bool:
     """Return whether the value is a number with absolute value at most `LARGEST_SCORE`; False for NaN and infinity."""
     return isinstance(value, (int, float)) and abs(value) <= LARGEST_SCORE
 
@@ -363,7 +363,7 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(versions)} token_weight_versions")
         return list(map(float, log_probs)), list(map(int, versions))
 
-    def take_meta_info(self, meta_info: Mapping[str, Any], num_tokens: int, args: Args | None = None) -> None:
+    def take_meta_info(self, meta_info: Mapping[str, object], num_tokens: int, args: Args | None = None) -> None:
         """Apply status, weight version and counters of one engine answer of `num_tokens` tokens."""
         reason = meta_info.get("finish_reason")
         kind = reason.get("type") if isinstance(reason, Mapping) else reason
@@ -371,7 +371,7 @@ class Sample(Attributes):
         if meta_info.get("weight_version") is not None:
             self.weight_versions.append(str(meta_info["weight_version"]))
         self.prefix_cache_info.add(meta_info)
-        asked: Any = args  # settings of any run, or an object without this setting
+        asked: object = args  # settings of any run, or an object without this setting
         speculates = hasattr(asked, "sglang_speculative_algorithm") and asked.sglang_speculative_algorithm
         if "spec_verify_ct" in meta_info or speculates:
             self.spec_info.add(meta_info, num_tokens)
@@ -452,7 +452,7 @@ class Sample(Attributes):
         return plain_values(self.attributes())
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Sample:
+    def from_dict(cls, data: Mapping[str, object]) -> Sample:
         """Return the sample from the values of `to_dict`; keys that are not fields become attributes."""
         data = field_values(data)
         data["status"] = SampleStatus(data.get("status", SampleStatus.PENDING))

@@ -8,7 +8,7 @@ summed over the calls of a sample; metrics average the sums of whole samples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from slime_core.multimodal import TrainInputs, inputs_to_json
 from slime_core.sample import provenance
 from slime_core.sample.routed_experts import RoutedExperts
 
-_WRITERS: Mapping[str, Any] = {
+_WRITERS: Mapping[str, Callable[[Any], object]] = {
     "status": lambda status: status.value,
     "spec_info": lambda info: dict(info.__dict__),
     "prefix_cache_info": lambda info: dict(info.__dict__),
@@ -30,7 +30,7 @@ _WRITERS: Mapping[str, Any] = {
 }
 _NOT_JSON = {n: write for n, write in _WRITERS.items() if n not in ("status", "spec_info", "prefix_cache_info")}
 """Writers of the attributes that orjson does not write in this form by itself."""
-_READERS: Mapping[str, Any] = {
+_READERS: Mapping[str, Callable[[Any], object]] = {
     "spec_info": lambda values: SpecInfo(**values),
     "prefix_cache_info": lambda values: PrefixCacheInfo(**values),
     "rollout_routed_experts": lambda stored: stored if isinstance(stored, list) else RoutedExperts.of(stored),
@@ -49,19 +49,19 @@ class Attributes:
         """Return the fields and the extra attributes by name."""
         return {**{name: getattr(self, name) for name in type(self).__match_args__}, **self.__dict__}  # type: ignore[attr-defined]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         clone = memo[id(self)] = object.__new__(type(self))
         for name, value in self.attributes().items():
             setattr(clone, name, value if type(value) in _PLAIN else copied(value, memo))
         return clone
 
 
-def field_values(stored: Mapping[str, Any]) -> dict[str, Any]:
+def field_values(stored: Mapping[str, object]) -> dict[str, Any]:
     """Return attributes from stored values: the inverse of `plain_values`, except that the status stays text."""
     return {**stored, **{name: of(stored[name]) for name, of in _READERS.items() if stored.get(name) is not None}}
 
 
-def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
+def copied(value: Any, memo: dict[int, object] | None = None) -> Any:
     """Return a deep copy; lists of numbers, most of a sample, are copied without deepcopy's call per element."""
     kind = type(value)
     if kind in _PLAIN:

@@ -11,7 +11,7 @@ import asyncio
 import ctypes
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slime_core.waits.table import gave_up, waiting
 
@@ -70,7 +70,7 @@ async def within(
         return await by_deadline(awaitable, deadline, lambda: error(gave_up(what, deadline, then)))
 
 
-async def _end(task: asyncio.Future[Any]) -> None:
+async def _end(task: asyncio.Future[T]) -> None:
     """Cancel the task and wait for its end; its error no longer matters."""
     task.cancel()
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -80,7 +80,7 @@ async def _end(task: asyncio.Future[Any]) -> None:
         leave_behind(task)
 
 
-def leave_behind(task: asyncio.Future[Any]) -> None:
+def leave_behind(task: asyncio.Future[T]) -> None:
     """Forget a task that has not ended: neither the end of its loop nor that of the process waits for it.
 
     Its coroutine is never closed either: code that swallows every exception, GeneratorExit too, would loop for ever.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from slime_core.errors import rollout_name
 
 _table: dict[int, Wait] = {}
-_progress: dict[str, Any] = {}
+_progress: dict[str, object] = {}
 _user_code_limit: float | None = None
 _report: Callable[[str, str], Path | None] | None = None
 _placed: ContextVar[Callable[[], None]] = ContextVar("placed", default=lambda: None)
@@ -108,7 +108,7 @@ def named(what: str, *, then: str, deadline: str | float = "", stop: bool = Fals
 
     def decorate(method: F) -> F:
         @functools.wraps(method)
-        def call(self: Any, *args: Any, **keywords: Any) -> Any:
+        def call(self: Any, *args: Any, **keywords: object) -> object:
             limit = getattr(self.args, deadline or "none", None) if isinstance(deadline, str) else deadline
             with waiting(what.format(*map(rollout_name, args[:1])), deadline=limit, then=then, stop=stop):
                 return method(self, *args, **keywords)
@@ -157,13 +157,13 @@ def current() -> list[Wait]:
     return sorted(_table.values(), key=lambda wait: wait.since)
 
 
-def progress(**facts: Any) -> None:
+def progress(**facts: object) -> None:
     """Record the progress of the process (`rollout_id=3`, `weight_version=4`), published with the waits."""
     _progress.update(facts)
     _progress["at"] = time.time()
 
 
-def last_progress() -> dict[str, Any]:
+def last_progress() -> dict[str, object]:
     """Return the facts given to `progress`; `at` is the time of the last call, in seconds since the epoch."""
     return dict(_progress)
 

@@ -45,7 +45,7 @@ class WeightReceiver(Protocol):
     def weight_transports(self) -> tuple[str, ...]:
         """Transports offered, best first."""
 
-    def update_weights(self, transport: str, payload: Any, version: int) -> Metrics:
+    def update_weights(self, transport: str, payload: object, version: int) -> Metrics:
         """Make the engines serve a version from the payload of the transport (`WeightEngines.take`)."""
 
     @property
@@ -68,7 +68,7 @@ class WeightSync:
         trainer: Trainer,
         receiver: WeightReceiver,
         on_update: Callable[[int], object] = lambda version: None,
-        post_write: Callable[..., Any] | None = None,
+        post_write: Callable[..., object] | None = None,
     ) -> None:
         """Choose the transport.
 
@@ -183,7 +183,7 @@ class _Push:
             engines = list(sync._receiver.engines)
             sync._post_write(args=sync.args, version_dir=str(directory), rollout_engines=engines)
 
-    def take(self, payload: Any, dtypes: Mapping[str, torch.dtype] | None = None) -> Mapping[str, float]:
+    def take(self, payload: object, dtypes: Mapping[str, torch.dtype] | None = None) -> Mapping[str, float]:
         sync = self.sync
         sync._sent = {} if dtypes is None else dtypes
         return sync._receiver.update_weights(sync.transport, payload, self.version) or {}

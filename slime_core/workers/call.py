@@ -25,7 +25,7 @@ from slime_core.errors import PluginError, SlimeError
 from slime_core.waits import Overdue, user_code_limit, waiting
 
 T = TypeVar("T")
-_Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
+_Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], object]]]
 _idle: list[_Jobs] = []
 """A queue per thread that waits for a call."""
 
@@ -79,7 +79,7 @@ class Slots:
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._of_loop = weakref.WeakKeyDictionary()
 
-    def __call__(self) -> AbstractAsyncContextManager[Any]:
+    def __call__(self) -> AbstractAsyncContextManager[object]:
         """Return a context manager: `async with slots():` waits for a place in call order, and holds it."""
         if self.count is None:
             return contextlib.nullcontext()
@@ -96,7 +96,7 @@ def raised_at(error: BaseException) -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
-def contained(label: str, call: Callable[[], Any]) -> Any:
+def contained(label: str, call: Callable[[], object]) -> Any:
     """Call; an exception that would end the process, the event loop or a generator becomes a PluginError."""
     try:
         return call()
@@ -105,7 +105,7 @@ def contained(label: str, call: Callable[[], Any]) -> Any:
         raise
 
 
-async def awaited(label: str, value: Awaitable[Any]) -> Any:
+async def awaited(label: str, value: Awaitable[object]) -> Any:
     """Await a value as `contained` calls; a cancellation of the waiting task is raised unchanged."""
     try:
         return await value
@@ -158,19 +158,19 @@ def user_code(label: str, *, lasting: bool = False) -> Iterator[None]:
         raise PluginError(f"{label} raised {said} (at {raised_at(error)})") from error
 
 
-def guarded(function: Callable[..., Any], label: str, *, lasting: bool = False) -> Callable[..., Any]:
+def guarded(function: Callable[..., object], label: str, *, lasting: bool = False) -> Callable[..., Any]:
     """Wrap each call of the function in `user_code`; a plain function stays plain, an async one stays async."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def call_async(*args: Any, **keywords: Any) -> Any:
+        async def call_async(*args: object, **keywords: object) -> object:
             with user_code(label, lasting=lasting):
                 return await function(*args, **keywords)
 
         return call_async
 
     @functools.wraps(function, updated=("__dict__",) if hasattr(function, "__dict__") else ())
-    def call(*args: Any, **keywords: Any) -> Any:
+    def call(*args: object, **keywords: object) -> object:
         with user_code(label, lasting=lasting):
             return function(*args, **keywords)
 

@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from slime_core.workers.guard import relay
 
@@ -74,7 +73,7 @@ def own(number: int) -> int | None:
     return _apart[number].fileno() if number in _apart else None
 
 
-def _below(stream: Any, number: int) -> io.FileIO | None:
+def _below(stream: object, number: int) -> io.FileIO | None:
     """Return the raw stream below one of Python's streams, or None if its descriptor is not `number`."""
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)  # an unbuffered stream is its own raw stream

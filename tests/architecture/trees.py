@@ -34,6 +34,7 @@ LOCKSTEP = sorted(
         "models/slime_models/vision_language",
         "python/slime_python",
         "python/slime_trl",
+        "rewards/slime_rewards/processes",
         "rewards/slime_rewards/signatures",
         "runs/slime_runs",
         "environments/slime_sandbox_local",

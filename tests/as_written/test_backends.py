@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_rewards.processes.messages import pack_args, unpack_args
 
 from slime_core.cli import main as frame
 from slime_core.config import Settings, load_settings
 from slime_core.errors import ConfigError
-from slime_core.workers.messages import pack_args, unpack_args
 from tests.conftest import TinyRun
 
 RUN = "--hf-checkpoint m --prompt-data p --rm-type math --rollout-batch-size 2 --num-rollout 1"

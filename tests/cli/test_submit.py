@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -17,6 +19,8 @@ from slime_submit.job import HERE
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
+from slime_core.plugins import presets
+from tests.conftest import TinyRun
 
 NOWHERE = ["--address", "http://127.0.0.1:9"]
 RUN = ["--hf-checkpoint=m", "--prompt-data=d", "--num-rollout=1", "--rollout-batch-size=1"]
@@ -125,6 +129,22 @@ def test_a_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     assert run([*SLURM, "-N4", "train", *RUN]) == 0
     assert "--nodes 1" not in capsys.readouterr().out
+
+
+def test_a_check_changes_nothing_of_the_job(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Mock(side_effect=presets.load_settings)
+    monkeypatch.setattr(presets, "load_settings", load)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny.root, "data")
+    jobs = []
+    for number, check in enumerate(([], ["--no-check"])):
+        words = ["--to=slurm", "--dry-run", f"--directory=there{number}", *check, "train"]
+        assert run([*words, *TinyRun(Path("data")).argv(Path("out"))]) == 0
+        [folder] = Path(f"there{number}", "out.jobs").iterdir()
+        jobs.append((folder / "run.yaml").read_text().replace(f"there{number}", "there").replace(folder.name, "ID"))
+    assert jobs[0] == jobs[1]
+    assert str(tmp_path) not in jobs[0]
+    assert load.call_count == len(jobs)
 
 
 def test_a_job_that_starts_again(tmp_path: Path) -> None:

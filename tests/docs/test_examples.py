@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_rewards.processes.pool import WorkerPool
 from slime_testing_contracts import FilterContract, GeneratorContract, RewardContract
 
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
 from slime_core.config.spec import flag_specs
-from slime_core.workers.pool import WorkerPool
 from tests.conftest import Slime, TinyRun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

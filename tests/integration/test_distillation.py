@@ -128,6 +128,35 @@ def test_a_divergence_falls_and_is_the_same_from_a_server(
         assert line[name] == pytest.approx(lines[0][name], abs=1e-4), name
 
 
+@pytest.mark.slow
+def test_rows_choose_among_the_trainers_teachers(tiny: TinyRun, teacher: Path, tmp_path: Path, slime: Any) -> None:
+    """Resumed bit for bit; a row that names no teacher of the run ends it before it starts."""
+    rows = [json.loads(line) for line in (tiny.root / "train.jsonl").read_text().splitlines()]
+    for name in ("digits", "art"):
+        routed = [{**row, "metadata": {"teacher": name}} if i % 2 else row for i, row in enumerate(rows)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in routed))
+    flags = {
+        "opd_type": "local", "opd_teacher_load": tiny.root / "model", "loss_type": "distillation", "num_rollout": 2,
+        "rm_type": "on_policy_distillation", "prompt_data": tmp_path / "digits.jsonl", "save_interval": 1,
+    }  # fmt: skip
+    options = ["distillation.top_k=16", f"on_policy_distillation.teachers={{digits: {{path: {teacher}}}}}"]
+
+    def argv(name: str, **changes: Any) -> list[str]:
+        given = tiny.argv(tmp_path / name, **{**STUDENT, **flags, **changes})
+        return [*given, *(part for option in options for part in ("--set", f"plugins.{option}"))]
+
+    slime("train", *argv("run"))
+    slime("train", *argv("again", load=tmp_path / "run/checkpoints/rollout_0000000"))
+    lines, again = (metrics(tmp_path / name) for name in ("run", "again"))
+    assert again[-1]["train/divergence"] == lines[-1]["train/divergence"] > 0.05
+    ends = [tmp_path / run / "checkpoints/rollout_0000001/model.safetensors" for run in ("run", "again")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+    wrong = [SLIME, "train", *argv("art", prompt_data=tmp_path / "art.jsonl", no_preflight=None)]
+    done = subprocess.run(wrong, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "metadata['teacher'] is 'art'; plugins.on_policy_distillation.teachers has 'digits'" in done.stderr
+
+
 SECRETS = {letter: str((7 * i + 3) % 10) for i, letter in enumerate("abcdefghij")}
 """Right answer to each letter; only a teacher that sees the label knows it."""
 
@@ -149,8 +178,18 @@ def copier(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_a_self_that_sees_the_answer_teaches_it(tiny: TinyRun, copier: Path, tmp_path: Path, slime: Any) -> None:
-    """OPSD: no reward reaches the advantages; the policy learns what its first weights repeat from the prompt."""
+@pytest.mark.parametrize(
+    ("context", "siblings", "more"),
+    [("{prompt} {label}", 4, ()), ("{prompt} {peer}", 16, ("distillation.teacher_rate=0.05",))],
+    ids=["OPSD", "SDPO"],
+)
+def test_a_self_that_sees_the_answer_teaches_it(
+    tiny: TinyRun, copier: Path, tmp_path: Path, slime: Any, context: str, siblings: int, more: tuple[str, ...]
+) -> None:
+    """No reward reaches the advantages; the policy learns what its first weights repeat from the prompt.
+
+    OPSD shows the teacher the label; SDPO a right answer of the group, to a teacher that follows the actor.
+    """
     rows = [json.dumps({"input": letter, "label": digit}) + "\n" for letter, digit in SECRETS.items()]
     (tmp_path / "letters.jsonl").write_text("".join(rows))
     (tmp_path / "right.py").write_text(
@@ -161,20 +200,21 @@ def test_a_self_that_sees_the_answer_teaches_it(tiny: TinyRun, copier: Path, tmp
     )
     flags = {
         "hf_checkpoint": copier / "checkpoints" / "rollout_0000059", "prompt_data": tmp_path / "letters.jsonl",
-        "lr": "2e-3", "rollout_batch_size": 10, "n_samples_per_prompt": 4, "num_rollout": 12,
-        "rollout_max_response_len": 2, "opd_type": "local", "opd_teacher_load": copier, "loss_type": "distillation",
-        "rm_type": "on_policy_distillation", "custom_reward_post_process_path": tmp_path / "none.py",
+        "lr": "2e-3", "rollout_batch_size": 10, "n_samples_per_prompt": siblings, "rollout_max_response_len": 1,
+        "num_rollout": 12 if siblings == 4 else 16, "opd_type": "local", "opd_teacher_load": copier,
+        "loss_type": "distillation", "rm_type": "on_policy_distillation",
+        "custom_reward_post_process_path": tmp_path / "none.py",
     }  # fmt: skip
     options = (
-        "distillation.top_k=16", "on_policy_distillation.context='{prompt} {label}'",
+        *more, "distillation.top_k=16", f"on_policy_distillation.context='{context}'",
         f"on_policy_distillation.reward={tmp_path / 'right.py'}",
     )  # fmt: skip
     lines = distil(tiny, tmp_path / "run", slime, *options, **flags)
     assert all(line["rollout/advantages"] == 0 for line in lines)
-    assert all(line["rollout/teacher_context"] == 1 for line in lines)
-    right = [line["rollout/raw_reward"] for line in lines]
-    assert sum(right[:3]) / 3 < 0.2, "one of ten digits by chance"
+    right, shown = ([line[f"rollout/{name}"] for line in lines] for name in ("raw_reward", "teacher_context"))
+    assert sum(right[:3]) / 3 < 0.25, "one of ten digits by chance"
     assert sum(right[-3:]) / 3 > 0.35
+    assert shown[0] < shown[-1] if "{peer}" in context else set(shown) == {1}, "more groups have a right answer to show"
     assert lines[-1]["train/divergence"] < lines[0]["train/divergence"]
 
 

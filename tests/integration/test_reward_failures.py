@@ -85,7 +85,7 @@ def test_workers_end_with_a_driver_that_is_killed(tiny: TinyRun, tmp_path: Path)
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "slime_core.plugins.reward_worker" in " ".join(words := process.cmdline()) and "--control" not in words
+        return "slime_rewards.processes.scoring" in " ".join(words := process.cmdline()) and "--control" not in words
     except psutil.Error:
         return False
 

@@ -37,12 +37,15 @@ HF: dict[str, Any] = {
 
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, Any]:
-    model = tmp_path / "model"
-    write_weights(model, init_weights(ModelConfig.from_hf(HF, qkv_bias=True), seed=0).items())
-    write_config(model, HF)
+    model, other = tmp_path / "model", tmp_path / "other"
+    for seed, directory in enumerate((model, other)):
+        write_weights(directory, init_weights(ModelConfig.from_hf(HF, qkv_bias=True), seed=seed).items())
+        write_config(directory, HF)
     args = {"hf_checkpoint": str(model), "device": "cpu", "lr": 1e-2, "lr_decay_style": "constant"}
     # Keys' biases hardly matter, so their gradients are rounding noise: a small eps would blow it up to full steps.
     args |= {"distributed_timeout_minutes": 1, "clip_grad": 0.5, "adam_eps": 1e-3}
+    teachers = {"on_policy_distillation": {"teachers": {"b": {"path": str(other)}}}}
+    args |= {"opd_teacher_load": str(model), "plugins": teachers}  # read with --use-opd
     return {"args": args, "trainer": "embedded", "batches": [columns(seed) for seed in range(4)], "load": None}
 
 
@@ -61,7 +64,8 @@ def columns(seed: int) -> dict[str, Any]:
         "group_indices": [0] * 5,
         "rollout_ids": list(range(5)),
         "rollout_mask_sums": responses,
-        "train_metadata": [None, {"adapter": "a"}, None, None, None],  # of one rank alone; read with --lora-adapters
+        # Of one rank alone; read with --lora-adapters and --use-opd.
+        "train_metadata": [None, {"adapter": "a", "teacher": "b"}, None, None, None],
     }
 
 
@@ -103,6 +107,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
         ("embedded", {"lora_rank": 2, "lora_adapters": ["a"]}),
         ("fsdp", {}),
         ("fsdp", {"lora_rank": 4, "kl_coef": 0.1}),
+        ("fsdp", {"use_opd": True}),
         ("fsdp", {"model_impl": "transformers", "recompute_granularity": "full", "save_dtype": "bfloat16"}),
     ],
 )
@@ -111,7 +116,7 @@ def test_two_processes_train_as_one_and_resume(
 ) -> None:
     """Compare with the embedded trainer in one process."""
     one, two, halves = tmp_path / "one", tmp_path / "two", tmp_path / "halves"
-    job["args"] |= {name: value for name, value in more.items() if name.startswith(("lora", "model", "kl"))}
+    job["args"] |= {name: value for name, value in more.items() if name.startswith(("lora", "model", "kl", "use"))}
     run(job, one, 1)
     job["trainer"] = trainer
     run(job, two, 2)

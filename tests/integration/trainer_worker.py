@@ -30,6 +30,10 @@ def main() -> None:
         whole = TrainBatch(**columns)
         batch = whole.select(range(trainer.rank, len(whole), trainer.world_size))
         total = sum(whole.response_lengths)
+        micro_batches = [[i] for i in range(len(batch))]
+        if job["args"].get("use_opd"):  # each sample's weight is what its teacher says of it
+            taught = trainer.log_probs(batch, micro_batches, role="teacher")
+            batch.rewards = [reward * part.mean().item() for reward, part in zip(batch.rewards, taught, strict=True)]
 
         def loss_fn(
             output: MicroBatchOutput, batch: TrainBatch = batch, total: int = total
@@ -39,7 +43,6 @@ def main() -> None:
             loss = -torch.stack(weighted).sum() / total
             return loss, {"loss": loss}
 
-        micro_batches = [[i] for i in range(len(batch))]
         before = trainer.log_probs(batch, micro_batches)
         metrics.append(trainer.train_step(batch, micro_batches, loss_fn).metrics)
         count = trainer.all_reduce(torch.tensor([float(sum(len(part) for part in before))]))

@@ -7,7 +7,7 @@ import torch
 
 from slime_core.config import Args
 from slime_core.errors import PluginError
-from slime_core.estimator import CustomAdvantages, EstimatorBase
+from slime_core.estimator import EstimatorBase, with_advantages
 from slime_core.learning.passes import compute_advantages
 from slime_core.learning.tensors import TrainTensors
 from slime_core.protocols import AdvantageInputs, LossInputs, RewardInputs
@@ -70,7 +70,7 @@ def test_a_custom_function_replaces_the_advantages_only() -> None:
         rollout_data["advantages"] = [r * m for r, m in zip(rollout_data["rewards"], rollout_data["loss_masks"])]
         rollout_data["returns"] = [[0, 1], [2]]
 
-    estimator = CustomAdvantages(Doubling(ARGS), fn, "mine.py:fn")
+    estimator = with_advantages(Doubling, fn, "mine.py:fn")(ARGS)
     assert estimator.needs_values
     assert estimator.needs_log_probs
     assert estimator.requires == {"normalize_advantages": True}
@@ -98,7 +98,7 @@ def test_a_custom_function_gets_the_dictionary_of_thudm_slime() -> None:
     )  # fmt: skip
     args = ARGS.model_copy(update={"kl_coef": 0.0, "use_opd": False, "normalize_advantages": False})
     tensors = TrainTensors.from_batch(batch, torch.device("cpu"))
-    compute_advantages(args, batch, tensors, CustomAdvantages(EstimatorBase(ARGS), fn, "mine.py:fn"), lambda x: x)
+    compute_advantages(args, batch, tensors, with_advantages(EstimatorBase, fn, "mine.py:fn")(ARGS), lambda x: x)
     assert [row.tolist() for row in seen["tokens"]] == [[1, 2], [3, 4, 5]]
     assert [float(reward) for reward in seen["rewards"]] == [0.5, -0.5]
     assert [row.tolist() for row in seen["loss_masks"]] == [[1.0], [1.0, 0.0]]
@@ -132,7 +132,7 @@ def test_a_custom_function_that_leaves_something_out(advantages: Any, complaint:
         if advantages is not None:
             rollout_data["advantages"] = rollout_data["returns"] = advantages
 
-    estimator = CustomAdvantages(EstimatorBase(ARGS), fn, "mine.py:fn")
+    estimator = with_advantages(EstimatorBase, fn, "mine.py:fn")(ARGS)
     with pytest.raises(PluginError, match=complaint) as error:
         estimator.advantages(ARGS, advantage_inputs([1.5, -1.0], [2, 1]))
     assert "mine.py:fn" in str(error.value)

@@ -48,7 +48,7 @@ def _advantages(change: Any) -> Plant:
 
 
 def _row(around: Callable[..., Any]) -> Plant:
-    return wrapped("slime_core.rollout.batch._make_row", around)
+    return wrapped("slime_core.rollout.batch._Row", around)
 
 
 def _append(around: Callable[..., Any]) -> Plant:

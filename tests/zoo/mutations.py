@@ -44,9 +44,9 @@ def by_stride(original: Any, rewards: Any, groups: Any, *rest: Any) -> Any:
     ]
 
 
-def counted_though_removed(original: Any, sample: Any) -> Any:
+def counted_though_removed(original: Any, *given: Any) -> Any:
     """A row that is not trained on stays in its group's statistics."""
-    row = original(sample)
+    row = original(*given)
     row.removed = False
     return row
 
@@ -110,8 +110,8 @@ def text_of_the_request_before(original: Any, core: Any, sequence: Any) -> str:
 def mask(change: Callable[[Any, list[int]], list[int]]) -> Callable[..., Any]:
     """`change(row, mask)`: how a row's loss mask is made."""
 
-    def row_of(original: Any, sample: Any) -> Any:
-        row = original(sample)
+    def row_of(original: Any, *given: Any) -> Any:
+        row = original(*given)
         row.loss_mask = change(row, row.loss_mask)
         return row
 

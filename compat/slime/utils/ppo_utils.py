@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from slime_estimators import returns as scan
 
 from slime import _missing
 from slime._log_probs import SplitLogProbs, vocabulary_group
@@ -155,10 +156,10 @@ def get_reinforce_plus_plus_returns(
     A response without unmasked tokens has zeros, where THUDM/slime stops. The lengths are those of `kl`.
     """
     parts = [
-        ops.token_rewards(float(reward), part, mask.to(part.dtype), kl_coef)
+        scan.token_rewards(float(reward), part, mask.to(part.dtype), kl_coef)
         for reward, part, mask in zip(rewards, kl, loss_masks, strict=True)
     ]
-    return [ops.discounted_returns(part[None], gamma)[0] for part in parts]
+    return [scan.discounted_returns(part[None], gamma)[0] for part in parts]
 
 
 def get_reinforce_plus_plus_baseline_advantages(
@@ -175,26 +176,26 @@ def vanilla_gae(
     rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[B, T] generalised advantages and returns (`slime_core.ops.gae`)."""
-    return ops.gae(rewards, values, gamma, lambd)
+    return scan.gae(rewards, values, gamma, lambd)
 
 
 def chunked_gae(
     rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = 128
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with the chunk length of the scan."""
-    return ops.gae(rewards, values, gamma, lambd, chunk_size)
+    return scan.gae(rewards, values, gamma, lambd, chunk_size)
 
 
 def chunked_discounted_returns(rewards: torch.Tensor, discount: float, chunk_size: int = 128) -> torch.Tensor:
     """[B, T] returns R_t = r_t + discount * R_{t+1} (`slime_core.ops.discounted_returns`)."""
-    return ops.discounted_returns(rewards, discount, chunk_size)
+    return scan.discounted_returns(rewards, discount, chunk_size)
 
 
 def get_advantages_and_returns(
     total_len: int, response_len: int, values: torch.Tensor, rewards: torch.Tensor, gamma: float, lambd: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """GAE of one response, [response_len] each, without gradient."""
-    advantages, returns = ops.gae(rewards[None].detach(), values[None].detach(), gamma, lambd)
+    advantages, returns = scan.gae(rewards[None].detach(), values[None].detach(), gamma, lambd)
     return advantages[0], returns[0]
 
 
@@ -208,9 +209,9 @@ def get_advantages_and_returns_batch(
     chunked: bool = True,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """GAE of several responses, without gradient; both values of `chunked` compute the same."""
-    padded = [ops.pad_right([part.detach() for part in column]) for column in (rewards_list, values_list)]
-    advantages, returns = ops.gae(padded[0], padded[1], gamma, lambd)
-    return ops.unpad(advantages, response_lengths), ops.unpad(returns, response_lengths)
+    padded = [scan.pad_right([part.detach() for part in column]) for column in (rewards_list, values_list)]
+    advantages, returns = scan.gae(padded[0], padded[1], gamma, lambd)
+    return scan.unpad(advantages, response_lengths), scan.unpad(returns, response_lengths)
 
 
 def _cat(masks: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-from slime_core.data.tokenizer import encode_rendered, quoted_messages, render_messages
-from slime_core.data.turns import Message, encoded, places
+from slime_core.data.tokenizer import Message, encode_rendered, quoted_messages, render_messages
+from slime_core.data.turns import encoded, places
 from slime_core.errors import DataError
 from slime_core.protocols import Args
 from slime_core.sample.provenance import Source

@@ -8,11 +8,14 @@ the base class's clipped surrogate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from slime_core import Args, EstimatorBase, RewardInputs
-from slime_core.ops import group_normalize
+from slime_core.errors import ConfigError
+from slime_core.ops import group_normalize, masked
 
 
 class DrGRPO(EstimatorBase):
@@ -30,3 +33,25 @@ class DrGRPO(EstimatorBase):
         if not args.rewards_normalization:
             return super().shape_rewards(args, inputs)
         return group_normalize(inputs.rewards, inputs.group_indices, False, inputs.rollout_ids)
+
+
+def constant(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[torch.Tensor],
+    calculate_per_token_loss: bool,
+    args: Args,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return Dr. GRPO's reducer: the sum over a response's tokens / `--rollout-max-response-len`.
+
+    Unlike a mean over the response, every token weighs the same in every response, so long wrong answers are not
+    favoured. With `--calculate-per-token-loss` the plain sum, which is divided by the step's tokens.
+
+    Raises:
+        ConfigError: No `--rollout-max-response-len`.
+    """
+    if not args.rollout_max_response_len:
+        raise ConfigError("loss reducer 'constant' divides by --rollout-max-response-len N, which is not set")
+    divisor = 1 if calculate_per_token_loss else args.rollout_max_response_len
+    mask = torch.cat(list(loss_masks))
+    return lambda values: masked(values, mask.to(values.dtype)).sum() / divisor

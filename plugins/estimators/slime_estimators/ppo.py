@@ -21,7 +21,7 @@ from pydantic import Field
 
 from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase, PluginOptions, options
 from slime_core.errors import ConfigError
-from slime_core.ops import masked_gae, token_rewards
+from slime_estimators.returns import masked_gae, token_rewards
 
 
 class Options(PluginOptions):

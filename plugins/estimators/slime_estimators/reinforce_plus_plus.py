@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from slime_core import AdvantageInputs, Advantages, Args, EstimatorBase
-from slime_core.ops import discounted_returns, pad_right, token_rewards, unpad
+from slime_estimators.returns import discounted_returns, pad_right, token_rewards, unpad
 
 
 class ReinforcePlusPlus(EstimatorBase):

@@ -15,10 +15,10 @@ from slime_generators.tool_use import ToolResult, call_tool, running
 from slime_generators.tool_use import generate as tool_use_generate
 from slime_generators.tool_use.calculator import calculate
 from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine, ToolContract
+from slime_tool_parsers import Tool
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
-from slime_core.tools import Tool
 from tests.sweeps import sweep
 
 

@@ -5,6 +5,7 @@ What can be found wrong is found before anything is sent. Ray is imported when i
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import tempfile
@@ -189,29 +190,24 @@ def _checked(words: list[str], *, check: bool, ray: bool = False) -> Settings:
         check: Look at models, data and plugins, too.
         ray: The job's processes run on a Ray cluster.
     """
-    settings = _loaded(words, check, ray)
-    if check:
-        from slime_commands.check.preflight import starting
-
-        from slime_core.launch.prepare import prepare, run_preflight
-
-        prepared = prepare(_loaded(words, check, ray), make=False)  # makes its paths those of this directory
-        for finding in starting(prepared):
-            raise ConfigError(finding.message)
-        if prepared.args.preflight:
-            run_preflight(prepared)
-    return settings
-
-
-def _loaded(words: list[str], fetch: bool, ray: bool) -> Settings:
     from slime_core.plugins.presets import load_settings
 
-    settings = load_settings(words[1:], command=words[0], fetch=fetch)
+    settings = load_settings(words[1:], command=words[0], fetch=check)
     args = settings.args
     if args.ray_address:
         raise ConfigError(f"{settings.cite('ray_address')}: `slime submit --address URL` says which cluster; remove it")
     if args.launcher == "auto" and (ray or args.actor_num_nodes > 1):
         settings.derive("launcher", "ray", "slime submit")
+    if check:
+        from slime_commands.check.preflight import starting
+
+        from slime_core.launch.prepare import prepare, run_preflight
+
+        prepared = prepare(copy.deepcopy(settings), make=False)  # makes its paths those of this directory
+        for finding in starting(prepared):
+            raise ConfigError(finding.message)
+        if prepared.args.preflight:
+            run_preflight(prepared)
     return settings
 
 

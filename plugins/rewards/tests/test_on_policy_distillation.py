@@ -147,6 +147,18 @@ def test_every_row_goes_to_its_teacher(teacher: Any, tmp_path: Path) -> None:
         teach(args_of(None, {"teachers": teachers, "route": "subject"}), [make_sample()])
 
 
+def test_the_trainer_learns_the_name_of_every_rows_teacher() -> None:
+    names = ("math", None, "code")
+    samples = [make_sample(metadata={"subject": name}, train_metadata={"kept": 1}) for name in names]
+    chosen = {"teachers": {name: {"path": f"/models/{name}"} for name in ("math", "code")}, "route": "subject"}
+    args = args_of(None, chosen, opd_type="megatron")
+    teach(args, samples)
+    given = [sample.train_metadata for sample in samples]
+    assert given == [{"kept": 1, "teacher": "math"}, {"kept": 1}, {"kept": 1, "teacher": "code"}]
+    with pytest.raises(PluginError, match=r"metadata\['subject'\] is 'art'; .*teachers has 'math', 'code'"):
+        teach(args, [make_sample(metadata={"subject": "art"})])
+
+
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 def test_the_likeliest_tokens_come_along(teacher: Any, path: str) -> None:
     args = args_of(teacher.url + path, loss_type="distillation", plugins={"distillation": {"top_k": 3}})
@@ -249,7 +261,9 @@ def built(args: Args) -> plugin.TeacherLogProbs:
     [
         ({"context": "{label.x}"}, r"a field is a name in braces"),
         ({"teachers": {"a": {"url": "localhost:1"}}}, r"'localhost:1' is no address; write http://HOST:PORT"),
-        ({"teachers": {"a": {}}}, r"a teacher has a url or a model, one of the two"),
+        ({"teachers": {"a": {}}}, r"a teacher has a url, a model or a path, one of the three"),
+        ({"teachers": {"a": {"path": "/m", "adapter": "b"}}}, r"adapter is a server's"),
+        ({"teachers": {"a": {"path": "/m"}}}, r"teachers.a: a path is for --opd-type local; give a url"),
         ({"teachers": {"a": {"model": "b"}}}, r"teachers.a.model 'b': --sglang-config has no models"),
         ({"reward": "on_policy_distillation"}, r"plugins.on_policy_distillation.reward .*name the reward that scores"),
         ({"teacher": {}}, r"teacher"),
@@ -265,5 +279,7 @@ def test_the_trainers_teacher_needs_something_to_see() -> None:
     with pytest.raises(ConfigError, match=r"with --opd-type self only shows the teacher more .*context="):
         plugin.TeacherLogProbs(args_of(None, opd_type="self"))
     chosen = {"context": "{prompt}", "teachers": {"a": {"url": "http://a"}}}
-    with pytest.raises(ConfigError, match=r"teachers.a: with --opd-type megatron the trainer has the teacher"):
+    with pytest.raises(ConfigError, match=r"teachers.a: with --opd-type local the trainer holds the teachers; give a"):
         plugin.TeacherLogProbs(args_of(None, chosen, opd_type="megatron"))
+    with pytest.raises(ConfigError, match=r"teachers.a: with --opd-type self the actor is the teacher"):
+        plugin.TeacherLogProbs(args_of(None, chosen, opd_type="self"))

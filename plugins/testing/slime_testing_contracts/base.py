@@ -19,7 +19,7 @@ from slime_core.errors import PluginConflictError, SlimeError
 from slime_core.plugins.discovery import CONTRACTS_GROUP
 from slime_core.plugins.kinds import HOOK_GROUP
 from slime_core.plugins.manager import current_registry
-from slime_core.plugins.options import check_plugin_options, option_rows, options_model
+from slime_core.plugins.options import check_plugin_options, options_model
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import resolve
 
@@ -104,7 +104,7 @@ class Contract:
         found, settings = self.resolved, self.settings
         check_plugin_options(settings, current_registry(), f"{type(self).__name__}.args", [found])
         model = options_model(found.obj)
-        undocumented = [row.name for row in option_rows(model) if not row.help] if model else []
+        undocumented = [name for name, field in model.model_fields.items() if not field.description] if model else []
         assert not undocumented, f"options need documentation, since --help shows it: {', '.join(undocumented)}"
 
 

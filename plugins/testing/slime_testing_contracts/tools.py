@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from slime_generators.tool_use import call_tool
+from slime_tool_parsers import Tool, argument_problem
 
 from slime_core.plugins.signatures import construct
-from slime_core.tools import Tool, ToolCall, ToolParser, ToolSchema, argument_problem
+from slime_core.tools import ToolCall, ToolParser, ToolSchema
 from slime_testing_contracts.base import Contract, only_where
 
 _WEATHER: ToolSchema = {

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_rewards.processes.messages import pack_args
+
 from slime_core.distributions import is_own
 from slime_core.estimator import estimator_class
 from slime_core.launch.prepare import Prepared
@@ -24,7 +26,6 @@ from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import absolute_spec
 from slime_core.protocols.command import Finding, Level
 from slime_core.sample import Sample
-from slime_core.workers.messages import pack_args
 from slime_core.workers.process import Guarded, signal_of
 from slime_testing_probes.probes import ON_ROWS
 

@@ -24,13 +24,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slime_rewards.processes.messages import unpack_args
+
 from slime_core.errors import EngineError, PluginError, RolloutError, SlimeError
 from slime_core.plugins.adapters import PluginNotFiniteError
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args
 from slime_core.sample import Group, Sample, SampleStatus
-from slime_core.workers.messages import unpack_args
 
 
 class WrongAnswer(Exception):

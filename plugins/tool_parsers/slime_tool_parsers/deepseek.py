@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema
 from slime_tool_parsers.parsing import MarkedParser, named_call
+from slime_tool_parsers.schema import json_text
 
 
 def _token(words: str) -> str:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import ToolCall, ToolSchema, json_text
+from slime_core.tools import ToolCall, ToolSchema
 from slime_tool_parsers.parsing import Attempt, ToolParserBase, named_call, tool_names
+from slime_tool_parsers.schema import json_text
 from slime_tool_parsers.values import json_end
 from slime_tool_parsers.xml_values import TaggedValues, named_arguments, value_text
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema
 from slime_tool_parsers.parsing import MarkedParser, json_call
+from slime_tool_parsers.schema import json_text
 
 
 class Hermes(MarkedParser):

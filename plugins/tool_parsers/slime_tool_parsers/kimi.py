@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema
 from slime_tool_parsers.parsing import MarkedParser, named_call
+from slime_tool_parsers.schema import json_text
 
 _ALL_BEGIN, _ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _ARGUMENTS = "<|tool_call_argument_begin|>"

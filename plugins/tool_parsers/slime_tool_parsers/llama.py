@@ -15,8 +15,9 @@ import tokenize
 from collections.abc import Sequence
 from typing import ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema
 from slime_tool_parsers.parsing import Attempt, ToolParserBase, call_of, json_objects, tool_names
+from slime_tool_parsers.schema import json_text
 from slime_tool_parsers.values import DECODER, literal
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')

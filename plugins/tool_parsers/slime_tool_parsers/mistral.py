@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema
 from slime_tool_parsers.parsing import Attempt, ToolParserBase, call_of, named_call
+from slime_tool_parsers.schema import json_text
 from slime_tool_parsers.values import json_end, read_json
 
 _MARKER, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

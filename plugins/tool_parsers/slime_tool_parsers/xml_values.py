@@ -12,8 +12,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from slime_core.tools import IllFormedCall, ToolCall, ToolSchema, json_text, parameters_of
+from slime_core.tools import IllFormedCall, ToolCall, ToolSchema
 from slime_tool_parsers.parsing import Attempt, MarkedParser, tool_names
+from slime_tool_parsers.schema import json_text, parameters_of
 from slime_tool_parsers.values import json_end, typed_value
 
 _BLANK = re.compile(r"\s*")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -82,7 +82,7 @@ plugins (an estimator that needs `--normalize-advantages`, say) are checked wher
 class Refused:
     """What ends the command."""
 
-    when: Callable[[Given], Any]
+    when: Callable[[Given], object]
     text: str
     """`{lr}` is that setting as messages cite it, with its value and origin."""
 
@@ -112,7 +112,7 @@ class NoEffect:
     """Settings that change nothing where `when` holds: a warning for each that was given."""
 
     names: str
-    when: Callable[[Given], Any]
+    when: Callable[[Given], object]
     why: str
     """As `Refused.text`."""
 

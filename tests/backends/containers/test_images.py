@@ -1,6 +1,7 @@
-"""The images of docker/: linted, and the CPU one built and run without a daemon and without a registry.
+"""The images of docker/: linted; the CPU one built and run, the GPU one resolved, which no machine here can build.
 
-buildah works in a chroot, as root; the base image is Debian's packages, which mmdebstrap unpacks.
+buildah works in a chroot, as root, without a daemon or a registry; the base image is Debian's packages, which
+mmdebstrap unpacks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import release
 from scripts.sync_packages import Folders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +26,10 @@ TOOLS = ("buildah", "mmdebstrap")
 DISK = 8 << 30
 """Bytes that base, image and container take, each a copy where the file system has no overlays."""
 Buildah = Callable[..., str]
+ON_GPUS = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_39")
+"""Python and C library of Ubuntu 24.04, the base of the GPU image."""
+NO_PROGRAMS = "pip() { printf '%s\\n' \"$@\"; }; python3() { :; }; useradd() { :; }; id() { :; }; install() { :; }\n"
+"""Shell functions in the place of a build's programs: pip prints its arguments."""
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(3000)]
 
@@ -89,12 +95,44 @@ def base(buildah: Buildah, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write what .dockerignore leaves of a checkout: the published wheels in dist/, and constraints.txt."""
+    """Write what .dockerignore leaves of a checkout: the published wheels in dist/, and the constraints."""
     folder = tmp_path_factory.mktemp("context")
     for name in (".", *Folders(ROOT).distributions()):
         run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder / "dist", ROOT / name)
-    shutil.copy(ROOT / "constraints.txt", folder)
+    for file in ROOT.glob("constraints*.txt"):
+        shutil.copy(file, folder)
     return folder
+
+
+def _pip_arguments(stage: str, context: Path, scratch: Path) -> list[str]:
+    """Return the arguments of all calls of pip in a stage of the GPU image, as the shell of a build expands them."""
+    text = (ROOT / "docker/gpu.Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
+    text = text.partition(f"AS {stage}\n")[2] if stage else text.rpartition("\nFROM ")[2]
+    text = text.partition("\nFROM ")[0]
+    arguments = "".join(f"{line}\n" for line in re.findall(r"^ARG (\w+=.+)$", text, re.MULTILINE))
+    (script,) = re.findall(r"^RUN (.*)$", text, re.MULTILINE)
+    script = re.sub(r"/opt/\w+/bin/pip\b", "pip", script).replace("/tmp/", f"{scratch}/")
+    for source, target in re.findall(r"--mount=type=bind,source=(\S+),target=(\S+)", script):
+        assert (context / source).exists()
+        script = script.replace(f"--mount=type=bind,source={source},target={target}", "")
+        script = script.replace(target, str(context / source))
+    return run("bash", "-euc", NO_PROGRAMS + arguments + script).split("\n")
+
+
+@pytest.mark.parametrize(
+    ("stage", "wanted"), [("engine-sglang", "sglang"), ("engine-vllm", "vllm"), ("", "transformer-engine")]
+)
+def test_the_versions_of_the_gpu_image_go_together(stage: str, wanted: str, context: Path, tmp_path: Path) -> None:
+    words = [word for word in _pip_arguments(stage, context, tmp_path) if word]
+    constraints = {words[place + 1] for place, word in enumerate(words) if word == "-c"}
+    asked = [word for word in words if word not in constraints and not word.startswith("-") and word != "install"]
+    (tmp_path / "asked.in").write_text("\n".join(asked))
+    found = release.uv("pip", "compile", "-q", *ON_GPUS, *(f"-c{file}" for file in constraints), tmp_path / "asked.in")
+    majors = dict(re.findall(r"^([\w.-]+)==(\d+)", found, re.MULTILINE))
+    assert wanted in majors
+    cuda = re.search(r"^ARG BASE=nvidia/cuda:(\d+)", (ROOT / "docker/gpu.Dockerfile").read_text(), re.MULTILINE)
+    assert cuda is not None
+    assert {majors[name] for name in ("cuda-toolkit", "cuda-python") if name in majors} == {cuda[1]}
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,9 @@ def _reward_workers() -> list[int]:
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # that thread has ended; its children are another's
             children += path.read_text().split()
-    return [int(pid) for pid in children if b"reward_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid) for pid in children if b"slime_rewards.processes.scoring" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def install() -> None:

@@ -74,6 +74,7 @@ MODES = {
     "rank 1 of 2": Mode(9, settings={"ranks": 2}, rank=1),
     "rank 1 of 2 one-step": timed(5, ONE_STEP, rank=1, ranks=2),
     "rank 0 of 2, fsdp": Mode(12, FSDP_KINDS, {"ranks": 2, "flags": FSDP}, rank=0),
+    "rank 1 of 2, fsdp": Mode(7, settings={"ranks": 2, "flags": FSDP}, rank=1),
     "engine": Mode(5, AMID_A_RUN, {"server": True, "how": "engine", "bitwise": False}, least=4),
     "reward worker": Mode(9, AMID_A_RUN, {"flags": {"rm_workers": 2}, "how": "worker", "bitwise": False}, least=8),
     "drain": Mode(12, settings={"flags": WHOLE_GROUPS, "how": "drain"}),

@@ -43,6 +43,11 @@ DYNAMIC = "--use-dynamic-batch-size --max-tokens-per-gpu 24"
 GRPO = "--advantage-estimator grpo"
 PPO = "--advantage-estimator ppo --critic-lr 5e-3 --gamma 0.99 --lambd 0.95"
 HERE = jobs.__name__
+TEACHERS = (
+    "--use-opd --opd-type megatron --opd-teacher-load {other}"
+    " --set plugins.on_policy_distillation.teachers.far.path={tied}"
+)
+"""One of the actor's architecture, and one with fewer tensors, which some samples name."""
 CORRECTION = Path(__file__).parents[3] / "compat" / "examples" / "own_correction.py"
 
 CASES = {
@@ -75,8 +80,9 @@ CASES = {
     "tis": f"{GRPO} --use-tis --tis-clip 2 --tis-clip-low 0.3",
     "a user's correction": f"{GRPO} --use-tis --custom-tis-function-path {CORRECTION}:correction",
     "old actor": f"{GRPO} --keep-old-actor",
-    "teacher": f"{GRPO} --use-opd --opd-type megatron --opd-teacher-load {{other}} --use-rollout-entropy",
-    "distillation": f"{GRPO} --use-opd --opd-type megatron --opd-teacher-load {{other}} --loss-type distillation"
+    "teacher": f"{GRPO} {TEACHERS} --use-rollout-entropy",
+    "experts, teacher": f"--hf-checkpoint {{experts}} {GRPO} {TEACHERS} --use-rollout-entropy",
+    "distillation": f"{GRPO} {TEACHERS} --loss-type distillation"
     " --set plugins.distillation.top_k=5 --set plugins.distillation.turn_weights=[1,0.5]",
     "own teacher": f"{GRPO} --use-opd --opd-type self --loss-type distillation --set plugins.distillation.top_k=7"
     " --set plugins.distillation.divergence=jsd --set plugins.distillation.tail=bucket",

@@ -66,7 +66,10 @@ def groups(rollout: int) -> list[list[Any]]:
                 TurnSpan(0, response // 2, tokens[0] % 3 / 4, state="start"),
                 TurnSpan(response // 2, response, state="start" if tokens[-1] % 2 else "middle"),
             ],
-            train_metadata={"teacher_prompt": [*tokens[:prompt], 3, 4] if prompt % 2 else None},
+            train_metadata={
+                "teacher_prompt": [*tokens[:prompt], 3, 4] if prompt % 2 else None,
+                "teacher": "far" if response % 3 == 0 else None,
+            },
             status=SampleStatus.TRUNCATED if number(0, 4) == 0 else SampleStatus.COMPLETED,
         )
 

@@ -28,7 +28,7 @@ LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "VPP2": (2, VPP2, ("grpo", "tied", "ppo", "teacher", "own teacher", "old actor", "experts")),
     "CP2": (2, CP2, (*ALGORITHMS, "a user's correction", "experts")),
     "DP2": (2, DP2, ("grpo", "gspo", "per token", "ppo", "tis", "kl in reward")),
-    "EP2": (2, EP2, EXPERTS),
+    "EP2": (2, EP2, (*EXPERTS, "experts, teacher")),
     "EP2 x TP2+SP": (2, f"{SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1", EXPERTS),
     "EP2 x ETP2": (4, f"{SP} --expert-model-parallel-size 2 {DP4}", EXPERTS),
     "TP2+SP x PP2": (4, f"{SP} {PP2}", ("grpo", "tied", "gspo", "ppo")),

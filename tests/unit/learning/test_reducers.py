@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from slime_estimators.dr_grpo import constant
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError
-from slime_core.learning.loss import constant, reduced
+from slime_core.learning.loss import reduced
 
 torch.set_num_threads(1)
 

@@ -91,9 +91,11 @@ def test_all_log_functions_are_called_and_one_is_enough_to_leave_ours_out(write_
 
     metrics: dict[str, float] = {}
     hooks = RolloutHooks.of(hooks_of_dir(plugin_dir, "slime_log_eval", log))
-    assert hooks.log_eval(0, Args(log_samples="none"), {}, metrics)
+    assert any(hooks.told.slime_log_eval(rollout_id=0, args=Args(log_samples="none"), data={}, extra_metrics=metrics))
     assert metrics == {"plugin": 1.0, "flag": 2.0}
-    assert not hooks.log_rollout(0, Args(), [], metrics, 1.0)
+    assert not any(
+        hooks.told.slime_log_rollout(rollout_id=0, args=Args(), samples=[], extra_metrics=metrics, rollout_time=1.0)
+    )
 
 
 def test_an_error_names_the_plugin_or_the_flag(write_plugin, plugin_dir: Path) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
+from slime_commands.plugins.option_rows import option_rows
 
 from slime_core import PluginOptions, options
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import HOOK_GROUP
-from slime_core.plugins.options import check_plugin_options, option_name, option_rows, options_model
+from slime_core.plugins.options import check_plugin_options, option_name, options_model
 from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.plugins.resolve import resolve
 

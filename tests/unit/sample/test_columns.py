@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slime_data.converted import batch_from_columns
 
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import NOT_SAMPLED, Sample
-from slime_core.sample.columns import batch_from_columns
 
 ARGS = Args(reward_key=None)
 

@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_corrections.mis import MismatchImportanceSampling
 from slime_corrections.truncated import TruncatedImportanceSampling
+from slime_estimators.dr_grpo import constant
 from slime_runs.metrics import eval_metrics, rollout_metrics
 
 from slime_core.config.schema import Args
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.learner import Learner
-from slime_core.learning.loss import PolicyLoss, constant
+from slime_core.learning.loss import PolicyLoss
 from slime_core.learning.report import GAP
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct

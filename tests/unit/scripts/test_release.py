@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ def test_every_project_of_the_repository_is_built() -> None:
     folders = release.distributions()
     assert folders[:4] == [".", "compat", "plugins", "plugins/rewards/math"]
     plugins = {f"plugins/{folder}" for folder in release.Folders(ROOT).all}
-    assert {*folders} >= {*plugins, "benchmarks/clock", "examples/third_party_plugin"}
+    assert {*folders} >= {*plugins, "examples/third_party_plugin"}
     assert len(folders) == len({*folders})
 
 
@@ -116,9 +117,21 @@ def test_images_have_the_versions_of_the_constraint_files(file: Path) -> None:
             pins = (ROOT / constraints).read_text(encoding="utf-8")
             assert re.findall(rf"^{distribution}==(.+)$", pins, re.MULTILINE) == [version], name
     assert re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)[0].count(":") >= 1
-    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE) == ["1000:1000"]
     for package in re.findall(r'pip install[^&]*?"([\w-]+)(?:\[[^"]*\])?"', text):
         assert package == "slime-rl", package  # everything else has a version, or is in a constraint file
+
+
+def test_both_images_end_alike_and_take_files_that_exist() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    ends = []
+    for file in (ROOT / "docker").glob("*.Dockerfile"):
+        text = file.read_text(encoding="utf-8")
+        ends.append(re.findall(r"^(?:USER|WORKDIR|ENTRYPOINT|CMD) .*$", text, re.MULTILINE))
+        for source in re.findall(r"--mount=type=bind,source=([^,]+),|^COPY (?!--from)(\S+) ", text, re.MULTILINE):
+            name = "".join(source)
+            assert (ROOT / name).is_file() or name == "dist", f"{file.name}: {name}"
+            assert any(fnmatch(name, f"{pattern.partition('/')[0]}") for pattern in allowed), name
+    assert ends == [["USER 1000:1000", "WORKDIR /work", 'ENTRYPOINT ["slime"]', 'CMD ["--help"]']] * 2
 
 
 def test_both_engines_have_a_stage_of_the_gpu_image() -> None:

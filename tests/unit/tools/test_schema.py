@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
+from slime_tool_parsers import Tool, argument_problem, call_problem, check_tools, schema_of
 
 from slime_core.errors import ConfigError
-from slime_core.tools import Tool, ToolCall, argument_problem, call_problem, check_tools, schema_of
+from slime_core.tools import ToolCall
 
 
 def tool(**parameters: Any) -> dict[str, Any]:

@@ -7,11 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-
-from slime_core.config.schema import Args
-from slime_core.sample import Sample
-from slime_core.sample.provenance import Source, Span
-from slime_core.workers.messages import (
+from slime_rewards.processes.messages import (
     apply,
     changes,
     pack_args,
@@ -19,6 +15,10 @@ from slime_core.workers.messages import (
     sample_state,
     unpack_args,
 )
+
+from slime_core.config.schema import Args
+from slime_core.sample import Sample
+from slime_core.sample.provenance import Source, Span
 
 
 def full_sample() -> Sample:

@@ -101,8 +101,9 @@ def print_options(argv: Sequence[str]) -> None:
 
 
 def _tables(argv: Sequence[str]) -> Iterator[list[tuple[str, ...]] | str]:
+    from slime_commands.plugins.option_rows import option_rows
     from slime_core.config import load_settings
-    from slime_core.plugins.options import option_name, option_rows, options_model
+    from slime_core.plugins.options import option_name, options_model
     from slime_core.plugins.resolve import resolve
 
     try:

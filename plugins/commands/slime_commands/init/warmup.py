@@ -150,7 +150,7 @@ def _fine_tune(args: Args, phase: Path, model: Path, data: Path, save: Path) -> 
         argv += ["--plugin-dir", directory]
     with _single_process():
         summary = run(load_settings(argv, command="sft", env={}))
-    return Path(summary["checkpoint"])
+    return Path(str(summary["checkpoint"]))
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def pick(models: Mapping[str, M], name: str, origin: str = "") -> M:
     """Return the model called `name`. Raises the errors of `named_model`."""
     if name in models:
         return models[name]
-    more = "`slime models list` prints them all." if installed(BUNDLE) else f"slime's: pip install {BUNDLE}"
+    more = "`slime models list` prints them all." if installed(BUNDLE) else f"slime's come with: pip install {BUNDLE}"
     cited = f"--model {name!r}" + (f" ({origin})" if origin else "")
     raise ConfigError(f"{cited}: no model preset of that name.{did_you_mean(name, models, 0.5)} {more}")
 

@@ -15,7 +15,6 @@ than is in use; measured peaks lie within FACTOR of it.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -118,6 +117,7 @@ def trainer_items(
     *,
     longest: int,
     frozen: int = 0,
+    teachers: Sequence[Parameters] = (),
     critic: bool = False,
     chunk_elements: int = 4 << 20,
     gpu: bool = False,
@@ -130,7 +130,8 @@ def trainer_items(
         shape: Shape of the model.
         sharding: Sharding of the trainer.
         longest: Tokens of the longest sample, prompt included.
-        frozen: Number of models besides the trained one (reference, teacher, old actor).
+        frozen: Number of models of its size besides the trained one (reference, old actor).
+        teachers: Parameters of each teacher.
         critic: Whether a second trained model shares the device.
         chunk_elements: Bound on chunk x vocabulary of the log-probs.
         gpu: The device is one, so `--offload-train` moves the moments off it; gradients are freed everywhere.
@@ -163,6 +164,10 @@ def trainer_items(
     ]
     if frozen and args.lora_rank is None:
         items.append(kept("frozen models", frozen * own * sharding.weight_bytes, f"{frozen} x weights"))
+    if teachers:
+        shares = [sharding.share(teacher) for teacher in teachers]
+        how = f"{' + '.join(f'{share:,.0f}' for share in shares)} x {sharding.weight_bytes} B"
+        items.append(kept("teachers", sum(shares) * sharding.weight_bytes, how))
     tokens = micro_batch_tokens(args, longest, sharding.context)
     working = activation_items(args, shape, sharding, tokens, chunk_elements)
     if sharding.fully > 1:
@@ -318,9 +323,14 @@ def shown(num_bytes: float) -> str:
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, Sequence[int]]]:
-    """Yield names and shapes of a safetensors file, whose header is an 8-byte length and JSON of that length."""
+    """Yield names and shapes of a safetensors file, whose header is an 8-byte length and JSON of that length.
+
+    Raises OSError, ValueError.
+    """
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+        length = int.from_bytes(file.read(8), "little")
+        if not length or length > path.stat().st_size:
+            raise ValueError(f"{path} has no header of safetensors")
         header: Mapping[str, Any] = json.loads(file.read(length))
     for name, entry in header.items():
         if name != "__metadata__":

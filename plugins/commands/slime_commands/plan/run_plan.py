@@ -178,10 +178,24 @@ class _Model:
 
     @property
     def frozen(self) -> int:
-        """Number of models besides the trained one."""
+        """Number of models of the actor's size besides the trained one."""
         args = self.args
-        others = (args.kl_coef or args.use_kl_loss, args.use_opd and args.opd_teacher_load, args.keep_old_actor)
-        return sum(map(bool, others))
+        return bool(args.kl_coef or args.use_kl_loss) + bool(args.keep_old_actor)
+
+    @property
+    def teachers(self) -> list[Parameters]:
+        """Parameters of each teacher in the trainer; the actor's for one that the run has yet to make.
+
+        The base of adapters needs no memory of its own.
+        """
+        from slime_embedded.trainer.teachers import Teachers
+
+        args, found = self.args, list[Parameters]()
+        for path in Teachers.of(args).directories.values():
+            if args.lora_rank is None or path != args.hf_checkpoint:
+                teacher = Parameters.of_directory(Path(path))
+                found.append(teacher if teacher.total else self.parameters)
+        return found
 
     def running(self, engines: int) -> int:
         """Return the number of concurrent samples in an engine."""
@@ -239,7 +253,7 @@ def _seconds(model: _Model, placement: Placement, gpu_bytes: float | None) -> Se
         trainers=len(placement.trainers),
         engines=count,
         engine_size=size,
-        extra_passes=model.frozen + (args.num_steps_per_rollout > 1),
+        extra_passes=model.frozen + bool(model.teachers) + (args.num_steps_per_rollout > 1),
     )
 
 
@@ -292,6 +306,7 @@ def _memory(model: _Model, placement: Placement, sharding: Sharding, gpu_bytes: 
     if placement.trainers and trainer is not None:
         training = trainer_items(
             args, parameters, shape, sharding, longest=longest, frozen=model.frozen, critic=model.critic,
+            teachers=model.teachers,
             chunk_elements=(32 if placement.device == "cuda" else 4) << 20, gpu=placement.device == "cuda",
         )  # fmt: skip
         found.append(DeviceMemory(f"trainer, each of {len(placement.trainers)}", training))

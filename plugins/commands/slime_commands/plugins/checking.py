@@ -123,7 +123,7 @@ def _shown(kind: str, spec: str, ref: ComponentRef | None) -> str:
 def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
     """Check API version, load, signature, requirements and options."""
     from slime_core.plugins.manager import load_hook_module
-    from slime_core.plugins.options import option_rows, options_model
+    from slime_core.plugins.options import options_model
     from slime_core.plugins.resolve import resolve
 
     shown = _shown(kind, spec, ref)
@@ -139,7 +139,7 @@ def _checked(kind: str, spec: str, ref: ComponentRef | None) -> Line:
         needs = ", ".join(f"{name} ({found or 'not installed'})" for name, found in missing)
         return Line(False, shown, f"its distribution needs {needs}")
     model = options_model(obj)
-    undocumented = [row.name for row in option_rows(model) if not row.help] if model else []
+    undocumented = [name for name, field in model.model_fields.items() if not field.description] if model else []
     if undocumented:
         return Line(False, shown, f"options without documentation: {', '.join(undocumented)}")
     lacks = tuple(lacking(ref, obj)) if ref is not None else ()

@@ -97,7 +97,8 @@ def _signature(obj: Any) -> str:
 
 def _options(ref: ComponentRef, obj: Any) -> list[tuple[str, ...]]:
     """Return a header and the options in the form of `--set`; empty without options."""
-    from slime_core.plugins.options import option_name, option_rows, options_model
+    from slime_commands.plugins.option_rows import option_rows
+    from slime_core.plugins.options import option_name, options_model
 
     model = options_model(obj)
     rows = option_rows(model) if model else []

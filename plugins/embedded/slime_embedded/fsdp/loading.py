@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from slime_core.models.hf_io import check_shapes
 from slime_embedded.hf.config import model_config
 from slime_embedded.hf.files import Place, WeightFiles
 from slime_embedded.hf.model import TransformersModel, load_transformers
 from slime_embedded.models.decoder import Decoder
+from slime_embedded.models.stored import check_shapes
 from slime_embedded.trainer.settings import TrainerSettings
 
 logger = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from slime_core.models.config import ModelConfig
-from slime_core.models.hf_io import check_shapes
 from slime_embedded.models.feed_forward import FeedForward, MixtureOfExperts
 from slime_embedded.models.lean_autograd import Linear, attend, rms_norm, rotate
 from slime_embedded.models.logprobs import token_log_probs
 from slime_embedded.models.packed import PackedLayout
 from slime_embedded.models.rope import rope_cos_sin
+from slime_embedded.models.stored import check_shapes
 
 if TYPE_CHECKING:
     from slime_embedded.hf.files import Places

@@ -23,8 +23,9 @@ import torch
 from safetensors.torch import save_file
 
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.models.hf_io import read_into, read_json
+from slime_core.models.hf_io import read_json
 from slime_core.protocols import Args
+from slime_embedded.models.stored import read_into
 
 ALL_LINEAR = "all-linear"
 _EXPERT = ".experts."

@@ -1,4 +1,4 @@
-"""The models of the embedded trainer that are not trained: reference, teacher, old actor.
+"""The models of the embedded trainer that are not trained: reference, teachers, old actor.
 
 `EmbeddedTrainer` builds, runs, saves and loads them. A checkpoint contains the reference and the teacher only if they
 differ from their own checkpoints, and the old actor only if it differs from the actor.
@@ -15,8 +15,9 @@ from slime_core.errors import ConfigError, TrainError
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.trainer import state
 from slime_embedded.trainer.settings import TrainerSettings
+from slime_embedded.trainer.teachers import TEACHER
 
-REFERENCE, TEACHER, OLD_ACTOR = "ref", "teacher", "old_actor"
+REFERENCE, OLD_ACTOR = "ref", "old_actor"
 _LOADED_WHEN = {
     REFERENCE: "it is loaded when --kl-coef is not 0 or --use-kl-loss is given",
     TEACHER: "it is loaded by --use-opd --opd-type megatron --opd-teacher-load DIR",
@@ -37,7 +38,7 @@ class FrozenModels:
 
     def __init__(self, settings: TrainerSettings, load: Callable[[str, str], Decoder]) -> None:
         self._settings = settings
-        directories = {REFERENCE: settings.ref_checkpoint, TEACHER: settings.teacher_checkpoint}
+        directories = {REFERENCE: settings.ref_checkpoint, **settings.teachers.directories}
         if settings.keeps_old_actor:
             directories[OLD_ACTOR] = settings.hf_checkpoint
         self._models = {role: load(role, path).requires_grad_(False) for role, path in directories.items() if path}
@@ -60,15 +61,16 @@ class FrozenModels:
         self._moved.add(role)
 
     def follow(self, actor: Decoder, rate: float) -> None:
-        """Move the teacher's weights by a share of the way to the actor's.
+        """Move the weights of the teacher of `--opd-teacher-load` by a share of the way to the actor's.
 
         Raises TrainError if there is no teacher, or if it has other tensors than the actor.
         """
         teacher = self[TEACHER]
         if differ := self._differing(TEACHER, actor):
+            directory = self._settings.teachers.directories[TEACHER]
             raise TrainError(
-                f"--opd-teacher-load {self._settings.teacher_checkpoint}: a teacher that follows the actor has its"
-                f" tensors, and {len(differ)} differ, such as {differ[0]}"
+                f"--opd-teacher-load {directory}: a teacher that follows the actor has its tensors, and {len(differ)}"
+                f" differ, such as {differ[0]}"
             )
         with torch.no_grad():
             for old, (_, new) in zip(teacher.parameters(), merged(actor, self._settings), strict=True):

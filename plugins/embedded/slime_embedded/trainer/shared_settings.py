@@ -17,6 +17,7 @@ import torch
 from slime_core.checkpoint.sources import find_source
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
+from slime_embedded.trainer.teachers import Teachers
 
 if TYPE_CHECKING:
     from slime_embedded.models.lora import LoraSettings
@@ -38,8 +39,8 @@ class CommonSettings:
     """Initial weights; also where config and tokenizer files are copied from on save."""
     ref_checkpoint: str | None
     """Weights of the frozen reference; None if no KL term needs a reference."""
-    teacher_checkpoint: str | None
-    """Weights of the frozen teacher; None without `--use-opd`, or if its log-probs come with the samples."""
+    teachers: Teachers
+    """The frozen teachers; none without `--use-opd`, or if their log-probs come with the samples."""
     keeps_old_actor: bool
     """`--keep-old-actor`: keep a copy of the actor's weights at the last `update_old_actor`."""
     device: str
@@ -132,15 +133,12 @@ def common_values(args: Args, role: Role) -> dict[str, Any]:
     """
     actor = role == "actor"
     uses_kl = args.kl_coef or args.use_kl_loss
-    has_teacher = args.use_opd and args.opd_teacher_load
     return {
         "hf_checkpoint": (
             args.hf_checkpoint if actor or args.critic_load is None else directory_of(args.critic_load, folder="critic")
         ),
         "ref_checkpoint": _checkpoint(args, args.ref_load, args.ref_ckpt_step) if uses_kl and actor else None,
-        "teacher_checkpoint": (
-            _checkpoint(args, args.opd_teacher_load, args.opd_teacher_ckpt_step) if has_teacher and actor else None
-        ),
+        "teachers": Teachers.of(args) if actor else Teachers({}, {}),
         "keeps_old_actor": args.keep_old_actor and actor,
         "dtype": "bfloat16" if args.dtype == "auto" and args.bf16 else args.dtype,
         "save_dtype": DTYPES[args.save_dtype],

@@ -29,12 +29,12 @@ from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import (
     SHARD_BYTES,
     copy_assets,
-    read_into,
     read_json,
     weight_files,
     write_config,
     write_weights,
 )
+from slime_embedded.models.stored import read_into
 from slime_embedded.trainer.optimizer import FlatAdamW
 from slime_embedded.trainer.settings import TrainerSettings
 from slime_embedded.trainer.state_files import capture_rng, restore_rng, restored_states, write_json

@@ -40,6 +40,7 @@ from slime_embedded.trainer.sample_rows import left_out
 from slime_embedded.trainer.schedule import LearningRateSchedule
 from slime_embedded.trainer.settings import TrainerSettings, check_fits, main_memory
 from slime_embedded.trainer.shared_settings import Role
+from slime_embedded.trainer.teachers import TEACHER, check_teachers
 
 if TYPE_CHECKING:
     from slime_embedded.models.routing import Routing
@@ -134,10 +135,11 @@ class EmbeddedTrainer:
 
     @staticmethod
     def check_settings(settings: Settings) -> list[str]:
-        """Raise ConfigError for what several adapters exclude: a frozen copy of the actor, and the name `shared`.
+        """Raise ConfigError for teachers that do not fit, and for what several adapters exclude.
 
-        And for learning rates of adapters that the run does not have.
+        These are a frozen copy of the actor, the name `shared`, and learning rates of adapters that the run lacks.
         """
+        check_teachers(settings)
         for name in options(settings.args, "embedded", Options).adapter_lr:
             if name not in settings.args.lora_adapters:
                 known = " ".join(settings.args.lora_adapters) or "no names"
@@ -258,16 +260,15 @@ class EmbeddedTrainer:
         Raises:
             TrainError: The role has no model here, or the micro-batches leave a sample out.
         """
-        model = self._language_model(role)
-        return self._over(model, batch, micro_batches, lambda m: self._recorded(role, batch, m, False))[0]
+        run = partial(self._recorded, role, batch, False)
+        return self._over(role, batch, micro_batches, run)[0]
 
     def log_probs_and_entropy(
         self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the actor's `log_probs`, and entropies in nats of the same shapes. Raises TrainError, too."""
-        model = self._language_model("actor")
-        run = partial(self._recorded, "actor", batch, with_entropy=True)
-        log_probs, entropies = self._over(model, batch, micro_batches, run)
+        run = partial(self._recorded, "actor", batch, True)
+        log_probs, entropies = self._over("actor", batch, micro_batches, run)
         return log_probs, entropies
 
     def over_logits(
@@ -279,23 +280,22 @@ class EmbeddedTrainer:
         role: str = "actor",
     ) -> list[list[torch.Tensor]]:
         """Return the results of `read` per sample; see `protocols.Trainer`. Raises as `log_probs`."""
-        model, settings = self._language_model(role), self.settings
+        settings = self.settings
         size = settings.log_probs_chunk_size
-        rows = size if size > 0 else max(1, CHUNK_ELEMENTS[self.device.type] // model.config.vocab_size)
 
-        def run(micro: MicroBatch) -> tuple[torch.Tensor, ...]:
-            own = self._actor_of(batch, micro.positions) if model is self.model else model
+        def run(model: Decoder, micro: MicroBatch) -> tuple[torch.Tensor, ...]:
+            rows = size if size > 0 else max(1, CHUNK_ELEMENTS[self.device.type] // model.config.vocab_size)
 
             def head(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 parts = zip(torch.split(hidden, rows), torch.split(micro.targets, rows))
-                logits = ((own.logits(h.to(self.compute_dtype)).float(), t) for h, t in parts)
+                logits = ((model.logits(h.to(self.compute_dtype)).float(), t) for h, t in parts)
                 found = [read(scores / settings.temperature, t) for scores, t in logits]
                 return tuple(torch.cat(column) for column in zip(*found, strict=True))
 
             with self._compute():
-                return through(own, micro, head)
+                return through(model, micro, head)
 
-        return self._over(model, batch, micro_batches, run)
+        return self._over(role, batch, micro_batches, run)
 
     def values(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return [response_length] float32 values per sample of the batch, without gradient.
@@ -304,28 +304,41 @@ class EmbeddedTrainer:
             TrainError: This trainer has no critic, or the micro-batches leave a sample out.
         """
         critic = self._critic()
-        return self._over(critic, batch, micro_batches, lambda micro: (self._values(critic, micro),))[0]
+        return self._over("critic", batch, micro_batches, lambda _, micro: (self._values(critic, micro),))[0]
 
     def _over(
         self,
-        model: Decoder,
+        role: str,
         batch: TrainBatch,
         micro_batches: Sequence[Sequence[int]],
-        run: Callable[[MicroBatch], tuple[torch.Tensor | None, ...]],
+        run: Callable[[Decoder, MicroBatch], tuple[torch.Tensor | None, ...]],
     ) -> list[list[torch.Tensor]]:
         """Return the results of `run` for all samples: one column per tensor. A teacher's vocabulary may be smaller."""
         found: dict[int, tuple[torch.Tensor, ...]] = {}
-        if model is self.model:
-            micro_batches = self._of_one_adapter(batch, micro_batches)
-        missing = self._missing_passes(len(micro_batches))
-        with torch.no_grad():
-            for positions in micro_batches:
-                micro = pack(batch, positions, model.config.vocab_size, self.device)
-                parts = [torch.split(x, micro.response_lengths) for x in run(micro) if x is not None]
-                found.update(zip(micro.positions, zip(*parts, strict=True), strict=True))
-            self._empty_passes(model, missing)
+        own = role == self.role
+        for model, batches in self._models(role, batch, micro_batches):
+            missing = self._missing_passes(len(batches))
+            with torch.no_grad():
+                for positions in batches:
+                    micro = pack(batch, positions, model.config.vocab_size, self.device)
+                    results = run(self._actor_of(batch, positions) if own else model, micro)
+                    parts = [torch.split(x, micro.response_lengths) for x in results if x is not None]
+                    found.update(zip(micro.positions, zip(*parts, strict=True), strict=True))
+                self._empty_passes(model, missing)
         left_out(batch, micro_batches)
         return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)] or [[], []]
+
+    def _models(
+        self, role: str, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Decoder, Sequence[Sequence[int]]]]:
+        """Yield the models of a role with the micro-batches that go through each; several teachers share one role."""
+        if role == self.role:
+            yield self.model, self._of_one_adapter(batch, micro_batches)
+        elif role == TEACHER and TEACHER in self._frozen:
+            for each, parts in self.settings.teachers.by_role(batch, micro_batches).items():
+                yield self._frozen[each], parts
+        else:
+            yield self._frozen[role], micro_batches
 
     def _of_one_adapter(self, batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Split micro-batches so that all samples of a pass have the same adapter."""
@@ -352,12 +365,11 @@ class EmbeddedTrainer:
         """Take part in the passes of ranks with more micro-batches."""
 
     def _recorded(
-        self, role: str, batch: TrainBatch, micro: MicroBatch, with_entropy: bool
+        self, role: str, batch: TrainBatch, with_entropy: bool, model: Decoder, micro: MicroBatch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run `_log_probs`; for the actor and the old actor, replay the batch's routing and record missing routing."""
         replays = role in ("actor", OLD_ACTOR)
         routing = routing_of(batch, micro, self.config, self.device) if replays else None
-        model = self._actor_of(batch, micro.positions) if role == "actor" else self._language_model(role)
         found = self._log_probs(model, micro, with_entropy, routing)
         if routing is not None:
             keep_routing(batch, micro, self.config, routing)
@@ -552,9 +564,6 @@ class EmbeddedTrainer:
     def update_old_actor(self) -> None:
         """Copy the actor's weights into the old actor. Raises TrainError without `--keep-old-actor`."""
         self._frozen.copy(OLD_ACTOR, self.model)
-
-    def _language_model(self, role: str) -> Decoder:
-        return self.model if role == self.role == "actor" else self._frozen[role]
 
     def _critic(self) -> Critic:
         from slime_embedded.trainer.critic import Critic

@@ -14,11 +14,16 @@ import torch
 from slime_embedded.models.logprobs import response_log_probs
 from slime_embedded.trainer.frozen import tensors
 from slime_embedded.trainer.trainer import EmbeddedTrainer
+from slime_estimators.distillation.loss import Distillation
+from slime_estimators.grpo import GRPO
 from transformers import AutoModelForCausalLM
 
+from slime_core.config import load_settings
 from slime_core.errors import CheckpointError, ConfigError, TrainError
+from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.protocols import LossFn, MicroBatchOutput
 from slime_core.sample import TrainBatch
+from tests.chat_tokenizers import save
 
 MakeArgs = Callable[..., SimpleNamespace]
 MakeBatch = Callable[..., TrainBatch]
@@ -266,6 +271,70 @@ def test_a_teacher_of_another_size(make_args: MakeArgs, make_batch: MakeBatch, m
     trainer.train_step(batch, [[0, 1, 2, 3, 4]], weighted_loss(batch))
     after = trainer.log_probs(batch, [[3, 0], [1, 2, 4]], role="teacher")
     assert torch.equal(torch.cat(before), torch.cat(after))
+
+
+def test_every_row_has_the_divergence_from_its_own_teacher(
+    make_args: MakeArgs, make_batch: MakeBatch, make_model: Callable[..., Path], model_dir: Path
+) -> None:
+    """KL(policy || teacher) over the vocabulary, of transformers' models in float64; rows come in any order."""
+    sizes: dict[str, dict[str, Any]] = {"first": {}, "math": {}, "code": {"hidden_size": 16, "num_hidden_layers": 1}}
+    paths = {name: make_model(name, seed=7 + i, **sizes[name]) for i, name in enumerate(sizes)}
+    named = {name: {"path": str(paths[name])} for name in ("math", "code")} | {"again": {"path": str(paths["math"])}}
+    args = make_args(
+        use_opd=True, opd_type="megatron", opd_teacher_load=str(paths["first"]), loss_type="distillation",
+        rollout_temperature=0.7, lr=0.0,
+        plugins={"on_policy_distillation": {"teachers": named}, "distillation": {"top_k": 61}},
+    )  # fmt: skip
+    trainer, batch = EmbeddedTrainer(args), make_batch(8)
+    rows = ["math", None, "code", "math", "code", None, "again", "code"]
+    batch.train_metadata = [name and {"teacher": name} for name in rows]
+    assert set(trainer._frozen._models) == {"teacher", "teacher.math", "teacher.code"}, "one model a directory"
+    micro_batches, loss = [[3, 0, 5], [1, 2, 4], [7, 6]], Distillation(args, GRPO(args))
+    q = loss.teacher_log_probs(trainer, batch, micro_batches, role="teacher")
+    p = trainer.log_probs(batch, micro_batches)
+    columns = TrainTensors.from_batch(batch, trainer.device)
+    columns.teacher_log_probs, columns.old_log_probs = q, p
+    columns.advantages = [torch.zeros(n) for n in batch.response_lengths]
+
+    def float64(directory: Path) -> list[torch.Tensor]:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+        with torch.no_grad():
+            logits = [model(torch.tensor([row])).logits[0] / 0.7 for row in batch.tokens]
+        return [x[-n - 1 : -1].log_softmax(-1) for x, n in zip(logits, batch.response_lengths, strict=True)]
+
+    policy, own = float64(model_dir), {name: float64(path) for name, path in paths.items()}
+    for i, name in enumerate(rows):
+        kl = {other: (policy[i].exp() * (policy[i] - scores[i])).sum(-1).mean().item() for other, scores in own.items()}
+        expected = kl.pop("math" if name == "again" else name or "first")
+        bound = loss.bind(batch, columns, Denominators.of(batch, [i], per_token=True))
+        found = trainer.train_step(batch, [[i]], bound, with_entropy=True, with_logits=True).metrics["divergence"]
+        assert found == pytest.approx(expected, rel=2e-5)
+        assert all(abs(found - other) > 0.01 for other in kl.values())
+    batch.train_metadata[4] = {"teacher": "art"}
+    with pytest.raises(TrainError, match=r"sample 4: .* teacher 'art'; plugins.*teachers has math, code, again in"):
+        trainer.log_probs(batch, micro_batches, role="teacher")
+
+
+def test_teachers_that_do_not_fit_are_refused_before_a_start(make_model: Callable[..., Path], model_dir: Path) -> None:
+    others = {name: make_model(name) for name in ("first", "same", "other", "no_tokenizer")}
+    for directory, family in ((model_dir, "qwen3"), (others["same"], "qwen2.5"), (others["other"], "deepseek")):
+        save(family, directory)
+    argv = ["--hf-checkpoint", str(model_dir), "--use-opd", "--opd-type", "local"]
+
+    def check(first: Path, math: Path) -> None:
+        chosen = ["--set", f"plugins.on_policy_distillation.teachers={{math: {{path: {math}}}}}"]
+        settings = load_settings([*argv, "--opd-teacher-load", str(first), *chosen], command="show", env={})
+        EmbeddedTrainer.check_settings(settings)
+
+    check(model_dir, others["same"])
+    check(others["no_tokenizer"], others["same"])
+    with pytest.raises(ConfigError, match=r"teachers.math.path '/nowhere': no model there. Looked for"):
+        check(model_dir, Path("/nowhere"))
+    words = r"other'?: its vocabulary is not that of --hf-checkpoint .*: \d+ ids differ, such as \d+, which is .* there"
+    with pytest.raises(ConfigError, match=rf"^plugins.on_policy_distillation.teachers.math.path .*{words}"):
+        check(model_dir, others["other"])
+    with pytest.raises(ConfigError, match=r"^--opd-teacher-load '.*other' \(flag\): its vocabulary is not"):
+        check(others["other"], model_dir)
 
 
 def test_a_teacher_follows_and_is_resumed(

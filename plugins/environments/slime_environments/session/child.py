@@ -1,4 +1,4 @@
-"""Main program of an environment's own process: build the environment, answer calls (`slime_core.workers.process`).
+"""Main program of an environment's own process: build the environment, answer calls (`slime_rewards.processes.worker`).
 
 `places.ProcessPlace` starts it. This process resolves the environment from its spec, so it does not know environments
 that code registered in the run's process.
@@ -11,12 +11,13 @@ import inspect
 import pickle
 from typing import Any
 
+from slime_rewards.processes.messages import changes, restore, unpack_args
+from slime_rewards.processes.worker import serve
+
 from slime_core.errors import SlimeError
 from slime_core.plugins.resolve import resolve
 from slime_core.plugins.signatures import construct
 from slime_core.workers.call import raised_at
-from slime_core.workers.messages import changes, restore, unpack_args
-from slime_core.workers.process import serve
 from slime_environments.session.places import PackedSample
 
 

@@ -24,14 +24,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from slime_rewards.processes.messages import apply, pack_args, sample_state
+from slime_rewards.processes.worker import HEADER, Worker
+
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.registry import Resolved
 from slime_core.plugins.signatures import construct
 from slime_core.protocols import Args
 from slime_core.sample import Sample
 from slime_core.waits import waiting
-from slime_core.workers.messages import apply, pack_args, sample_state
-from slime_core.workers.process import HEADER, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,18 @@ from pydantic import Field, model_validator
 
 from slime_core import Args, PluginOptions, options
 
-__all__ = ["TEACHER_PROMPT", "TURN_WEIGHTS", "Options", "number_of_ids", "pack_likeliest", "unpack_likeliest"]
+__all__ = [
+    "TEACHER",
+    "TEACHER_PROMPT",
+    "TURN_WEIGHTS",
+    "Options",
+    "number_of_ids",
+    "pack_likeliest",
+    "unpack_likeliest",
+]
 
+TEACHER = "teacher"
+"""Key of `train_metadata`: name of the teacher in the trainer that scores the sample."""
 TEACHER_PROMPT = "teacher_prompt"
 """Key of `train_metadata`: token ids of the prompt that the trainer's teacher sees instead of the sample's."""
 TURN_WEIGHTS = "teacher_turn_weights"
@@ -39,7 +49,8 @@ class Options(PluginOptions):
     coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the divergence in the loss, beside the policy loss."""
     teacher_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the way to the actor's weights that the trainer's teacher moves before each rollout is trained on."""
+    """Share of the way to the actor's weights that the teacher of `--opd-teacher-load` moves before each rollout is
+    trained on."""
     turn_weights: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (1.0,)
     """Weight of the first turn, the second, ...; further turns have the last weight."""
     first_turns: Annotated[int, Field(ge=1)] | None = None

@@ -207,7 +207,12 @@ def _given(batch: TrainBatch, position: int) -> dict[str, Any]:
 
 
 def _likeliest(number: int, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return log-probs of the tokens [rows], and ids and log-probs of the `number` likeliest ones [rows, number]."""
+    """Return log-probs of the tokens [rows], and ids and log-probs of the `number` likeliest ones [rows, number].
+
+    Of a smaller vocabulary the last ids are -1.
+    """
     scores = logits.log_softmax(dim=-1)
     top = scores.topk(min(number, scores.shape[-1]), dim=-1)
-    return scores.gather(-1, targets[:, None]).squeeze(-1), top.indices, top.values
+    missing = (0, number - top.indices.shape[-1])
+    ids, log_probs = (torch.nn.functional.pad(x, missing, value=v) for x, v in ((top.indices, -1), (top.values, 0.0)))
+    return scores.gather(-1, targets[:, None]).squeeze(-1), ids, log_probs

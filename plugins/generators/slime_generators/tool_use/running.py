@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slime_tool_parsers import Tool, call_problem, json_text
+
 from slime_core import Args, Sample
-from slime_core.tools import IllFormedCall, ParsedTurn, Tool, ToolCall, call_problem, json_text
+from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall
 from slime_core.waits import Overdue, by_deadline, loop_turn, waiting
 from slime_generators.tool_use.settings import Settings
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
+from slime_tool_parsers import Tool
 
 from slime_core import Args, PluginOptions, Sample, options, prompt_tools, run_tools, tool_parser
 from slime_core.errors import ConfigError
-from slime_core.tools import Tool, ToolParser, ToolSchema
+from slime_core.tools import ToolParser, ToolSchema
 from slime_generators.tool_use.calculator import calculator
 
 _CALCULATOR = Tool.of(calculator)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from slime_runs.files import FOLDER, Row, json_lines, shadow_name, write_file
 
-from slime_core.plugins.adapters import RewardCaller
+from slime_core.distributions import provided
+from slime_core.plugins.adapters import RewardCaller, Workers
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import Args
 from slime_core.rollout.fate import FilterStage
 from slime_core.sample import Group, Sample, SampleStatus
-from slime_core.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class Judge:
 
     def __init__(self, args: Args) -> None:
         self._args = args
-        self._workers = WorkerPool(args, 1, memory_limit=args.rm_memory_limit)
+        make = provided("slime.api", "reward_processes")
+        self._workers: Workers = make(args, 1, memory_limit=args.rm_memory_limit)
         self._rewards = [
             RewardCaller(
                 resolve("rewards", spec, origin="--shadow-rm-path"), args, workers=lambda: self._workers, spec=spec,

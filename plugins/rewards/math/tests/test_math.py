@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from slime_reward_math import explodes, final_answer, reward, within
+from slime_rewards.processes.pool import WorkerPool
 
 from slime_core import Sample
 from slime_core.config import Args
-from slime_core.workers.pool import Component, WorkerPool
+from slime_core.plugins.adapters import Component
 from tests.sweeps import sweep
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from slime_engine_sglang import get_model_url, planned_models
-from slime_estimators.distillation import TEACHER_PROMPT, number_of_ids, pack_likeliest
+from slime_estimators.distillation import TEACHER, TEACHER_PROMPT, number_of_ids, pack_likeliest
 
 from slime_core import Args, PluginOptions, RewardCaller, RewardTraits, options, resolve
 from slime_core.errors import ConfigError, PluginError
@@ -31,10 +31,16 @@ ATTEMPTS = 4
 CONNECTIONS = 256
 """Requests at a time; the teacher batches them."""
 NAME = "on_policy_distillation"
+_WHERE = {
+    "megatron": "with --opd-type local the trainer holds the teachers; give a path, or use --opd-type sglang",
+    "self": "with --opd-type self the actor is the teacher; use --opd-type local or sglang",
+    "sglang": "a path is for --opd-type local; give a url, as of `slime serve`",
+}
+"""Value of --opd-type -> why a teacher does not fit it."""
 
 
 class Teacher(BaseModel):
-    """A teacher on a server."""
+    """A teacher on a server, or in the trainer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -42,6 +48,8 @@ class Teacher(BaseModel):
     """Address, with or without /generate (SGLang, slime serve); with /v1/completions for vLLM."""
     model: str | None = None
     """Model of --sglang-config, instead of an address."""
+    path: str | None = None
+    """Model, commit or run directory that the trainer loads, with --opd-type local."""
     adapter: str | None = None
     """Name of an adapter that the server has loaded."""
 
@@ -54,8 +62,10 @@ class Teacher(BaseModel):
 
     @model_validator(mode="after")
     def _one(self) -> Teacher:
-        if (self.url is None) == (self.model is None):
-            raise ValueError("a teacher has a url or a model, one of the two")
+        if (self.url, self.model, self.path).count(None) != 2:
+            raise ValueError("a teacher has a url, a model or a path, one of the three")
+        if self.path is not None and self.adapter is not None:
+            raise ValueError("adapter is a server's; the path of a run's commit is its model with the adapter")
         return self
 
 
@@ -63,7 +73,8 @@ class Options(PluginOptions):
     """`plugins: {on_policy_distillation: {...}}`."""
 
     teachers: dict[str, Teacher] = Field(default_factory=dict)
-    """Teachers by name: {url or model, adapter}; a row without a name goes to --rm-url."""
+    """Teachers by name: {url or model, adapter}, or {path} with --opd-type local; a row without a name goes to
+    --rm-url, or to --opd-teacher-load."""
     route: str = "teacher"
     """Entry of a row's metadata that names its teacher."""
     reward: str | None = None
@@ -112,13 +123,13 @@ class TeacherLogProbs:
             )
         for name, teacher in chosen.teachers.items():
             where = f"plugins.{NAME}.teachers.{name}"
-            if not self._serves:
-                raise ConfigError(f"{where}: with --opd-type {args.opd_type} the trainer has the teacher; use sglang")
+            if args.opd_type == "self" or (teacher.path is None) != self._serves:
+                raise ConfigError(f"{where}: {_WHERE[args.opd_type or 'sglang']}")
             if teacher.model is not None and teacher.model not in (known := planned_models(args)):
                 raise ConfigError(
                     f"{where}.model {teacher.model!r}: --sglang-config has {', '.join(known) or 'no models'}"
                 )
-        if not self._serves and not chosen.context:
+        if not self._serves and not chosen.context and not chosen.teachers:
             raise ConfigError(
                 f"reward {NAME!r} with --opd-type {args.opd_type} only shows the teacher more than the policy; type"
                 f" --set 'plugins.{NAME}.context=\"{{prompt}} Answer: {{label}}\"', or choose another reward"
@@ -165,8 +176,12 @@ class TeacherLogProbs:
             sample.metadata["sample_metrics"] = {**metrics, "teacher_context": float(prompt is not None)}
             if not self._serves:
                 sample.train_metadata = {**(sample.train_metadata or {}), TEACHER_PROMPT: prompt}
-        if self._serves:
-            url, adapter = self._teacher_of(args, sample)
+        name = self._name_of(sample)
+        if not self._serves:
+            if name is not None:
+                sample.train_metadata = {**(sample.train_metadata or {}), TEACHER: name}
+        else:
+            url, adapter = self._address_of(args, name)
             tokens = [*(sample.prompt_tokens if prompt is None else prompt), *sample.response_tokens]
             body = request(
                 url, tokens, sample.response_length,
@@ -179,18 +194,23 @@ class TeacherLogProbs:
                 packed = pack_likeliest(found.top, self._number)
                 sample.train_metadata = {**(sample.train_metadata or {}), **packed}
 
-    def _teacher_of(self, args: Args, sample: Sample) -> tuple[str, str | None]:
-        """Return address and adapter of the sample's teacher."""
-        name = sample.metadata.get(self._chosen.route)
-        if name is None and self._default is not None:
-            return _address(args, self._default), None
-        teacher = self._chosen.teachers.get(name) if isinstance(name, str) else None
-        if teacher is None:
-            known = ", ".join(map(repr, self._chosen.teachers)) or "none"
-            raise PluginError(
-                f"sample {sample.index}: metadata[{self._chosen.route!r}] is {name!r}; plugins.{NAME}.teachers has"
-                f" {known}"
-            )
+    def _name_of(self, sample: Sample) -> str | None:
+        """Return the name of the sample's teacher; None for the default. Raises PluginError for an unknown one."""
+        name, teachers = sample.metadata.get(self._chosen.route), self._chosen.teachers
+        if isinstance(name, str) and name in teachers:
+            return name
+        in_trainer = not self._serves and (name is None or not teachers)
+        if in_trainer or (name is None and self._default is not None):
+            return None
+        raise PluginError(
+            f"sample {sample.index}: metadata[{self._chosen.route!r}] is {name!r}; plugins.{NAME}.teachers has"
+            f" {', '.join(map(repr, teachers)) or 'none'}"
+        )
+
+    def _address_of(self, args: Args, name: str | None) -> tuple[str, str | None]:
+        """Return address and adapter of a teacher on a server."""
+        teacher = self._default if name is None else self._chosen.teachers[name]
+        assert teacher is not None, "every sample has a name, or there is a default"
         return _address(args, teacher), teacher.adapter
 
 

@@ -101,9 +101,9 @@ class Models:
             self.sets.keep("old_actor")
 
     def _load_frozen(self) -> None:
-        """Load reference and teacher before the trained weights, so that the trained weights stay in the modules."""
+        """Load reference and teachers before the trained weights, so that the trained weights stay in the modules."""
         settings = self._settings
-        for name, directory in (("ref", settings.ref_checkpoint), ("teacher", settings.teacher_checkpoint)):
+        for name, directory in (("ref", settings.ref_checkpoint), *settings.teachers.directories.items()):
             if directory is None or (name == "ref" and directory == settings.hf_checkpoint):
                 continue
             family = load_megatron_model(directory)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from slime_embedded.trainer.sample_rows import left_out
 from slime_embedded.trainer.schedule import LearningRateSchedule
 from slime_embedded.trainer.shared_settings import Role
+from slime_embedded.trainer.teachers import TEACHER, check_teachers
 
 from slime_core.errors import TrainError, rollout_name
 from slime_core.models.config import read_hf_config
@@ -143,6 +145,7 @@ class MegatronTrainer:
     def check_settings(cls, settings: Any) -> list[str]:
         """Return warnings. Raises ConfigError for settings that would fail later, PluginError for a model provider."""
         model_provider(settings.args)
+        check_teachers(settings, reads_megatron=True)
         return check_run(settings.args)
 
     @classmethod
@@ -223,11 +226,33 @@ class MegatronTrainer:
     ) -> list[list[torch.Tensor]]:
         with self._on_device():
             self.optimizer.sync_parameters()
-            with self.models.of_role(role, self._schedule) as schedule:
-                prefix = STORE_PREFIXES.get(role, f"{role}_")
-                self._hooks.slime_megatron_before_log_prob(args=self.args, model=schedule.chunks, store_prefix=prefix)
-                replay = self._replay_of(batch) if role in ("actor", "old_actor") else None
-                return schedule.results(batch, micro_batches, run, columns, replay)
+            teachers = self.settings.teachers
+            roles = teachers.by_role(batch, micro_batches) if role == TEACHER and teachers.roles else {}
+            if len(roles) <= 1:
+                return self._pass_of(role, role, batch, micro_batches, run, columns)
+            found: dict[int, list[torch.Tensor]] = {}
+            for each, parts in roles.items():
+                places = sorted(place for part in parts for place in part)
+                local = [[places.index(place) for place in part] for part in parts]
+                results = self._pass_of(each, role, batch.select(places), local, run, columns)
+                found.update(zip(places, map(list, zip(*results, strict=True)), strict=bool(results)))
+            left_out(batch, micro_batches)
+            return [list(column) for column in zip(*(found[i] for i in range(len(batch))), strict=True)]
+
+    def _pass_of(
+        self,
+        model: str,
+        role: str,
+        batch: TrainBatch,
+        micro_batches: Sequence[Sequence[int]],
+        run: Any,
+        columns: int | None,
+    ) -> list[list[torch.Tensor]]:
+        with self.models.of_role(model, self._schedule) as schedule:
+            prefix = STORE_PREFIXES.get(role, f"{role}_")
+            self._hooks.slime_megatron_before_log_prob(args=self.args, model=schedule.chunks, store_prefix=prefix)
+            replay = self._replay_of(batch) if role in ("actor", "old_actor") else None
+            return schedule.results(batch, micro_batches, run, columns, replay)
 
     def _replay_of(self, batch: TrainBatch) -> RoutingReplay | None:
         """Return the routing replay, or None if the batch or the model has no experts."""

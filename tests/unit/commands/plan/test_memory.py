@@ -72,8 +72,11 @@ def test_adapters_critic_and_frozen_models() -> None:
         sizes(engine_items(PARAMETERS, SHAPE, size=1, dtype_bytes=2, running=1, longest=1, models=n)) for n in (1, 3)
     )
     assert three["engine weights"] == 3 * one["engine weights"]
-    both = sizes(trainer_items(run_args(), PARAMETERS, SHAPE, Sharding(), longest=1, frozen=2, critic=True))
-    assert (both["weights"], both["frozen models"]) == (8e6, 8e6)
+    teachers = [Parameters(500_000), Parameters(3_000_000)]
+    both = sizes(
+        trainer_items(run_args(), PARAMETERS, SHAPE, Sharding(), longest=1, frozen=2, teachers=teachers, critic=True)
+    )
+    assert (both["weights"], both["frozen models"], both["teachers"]) == (8e6, 8e6, 14e6)
 
 
 def test_the_update_counts_where_it_is_more_than_a_backward() -> None:

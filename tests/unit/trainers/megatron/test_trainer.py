@@ -83,6 +83,29 @@ def test_a_teacher_of_another_architecture(make: Make, models: dict[str, Path]) 
     assert equal(found, log_probs(make(model="other architecture")))
 
 
+def test_every_row_has_its_own_teacher(make: Make, models: dict[str, Path]) -> None:
+    """One in the actor's modules, one with modules of its own; every row's log-probs are those of a run of its own."""
+    own = {name: make(model=name) for name in ("other weights", "other architecture")}
+    first, second = (log_probs(trainer) for trainer in own.values())
+    for trainer in own.values():
+        trainer.close()
+    named = {"far": {"path": str(models["other architecture"])}}
+    trainer = make(
+        use_opd=True, opd_type="megatron", opd_teacher_load=str(models["other weights"]),
+        plugins={"on_policy_distillation": {"teachers": named}},
+    )  # fmt: skip
+    batch = jobs.batch()
+    batch.train_metadata = [{"teacher": "far"} if i % 3 == 1 else None for i in range(len(batch))]
+    found = trainer.log_probs(batch, MICRO_BATCHES, role="teacher")
+    for i, own_log_probs in enumerate(found):
+        torch.testing.assert_close(own_log_probs, (second if i % 3 == 1 else first)[i], rtol=1e-5, atol=1e-5)
+    assert all((a - b).abs().max() > 0.1 for a, b in zip(first, second, strict=True))
+    assert equal(log_probs(trainer, "teacher"), first), "no row names another"
+    batch.train_metadata[0] = {"teacher": "art"}
+    with pytest.raises(TrainError, match=r"names the teacher 'art'; .*teachers has far in the trainer"):
+        trainer.log_probs(batch, MICRO_BATCHES, role="teacher")
+
+
 def test_a_moving_reference_has_the_actors_architecture(make: Make, models: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="another architecture"):
         make(use_kl_loss=True, ref_load=str(models["other architecture"]), ref_update_interval=1)

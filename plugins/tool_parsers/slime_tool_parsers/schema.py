@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from slime_core.errors import ConfigError
-from slime_core.tools.calls import ToolCall, ToolSchema
+from slime_core.tools import ToolCall, ToolSchema
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LONGEST_PROBLEM = 300

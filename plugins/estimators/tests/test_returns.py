@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 import torch
+from slime_estimators.returns import discounted_returns, gae, masked_gae, pad_right, token_rewards, unpad
 
-from slime_core.ops.returns import discounted_returns, gae, masked_gae, pad_right, token_rewards, unpad
 from tests.sweeps import sweep
 
 

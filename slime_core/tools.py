@@ -1,8 +1,10 @@
-"""The parts of a parsed assistant turn, and the protocol of tool-call parsers.
+"""The parts of a parsed assistant turn, and the protocol of tool-call parsers; public to plugins.
 
 A call that cannot be parsed is not dropped. It stays in place among the calls as an `IllFormedCall`, so that the model
 can receive a description of the problem. The opening tag of reasoning is often not in the turn, because the chat
 template put it into the prompt: a closing tag without an opening one ends reasoning that began with the turn.
+
+The names in `_OF_PLUGIN` are those of `slime_tool_parsers`: tools made of functions, and checks of their schemas.
 """
 
 from __future__ import annotations
@@ -10,6 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+from slime_core.lazy import from_plugin
+
+_OF_PLUGIN = (
+    "Tool", "argument_problem", "call_problem", "check_tool", "check_tools", "json_text", "parameters_of", "schema_of",
+)  # fmt: skip
+__all__ = ["IllFormedCall", "ParsedTurn", "ToolCall", "ToolParser", "ToolSchema", "split_reasoning", *_OF_PLUGIN]
 
 ToolSchema: TypeAlias = Mapping[str, Any]
 """OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters": JSON schema}}`."""
@@ -116,3 +125,12 @@ def split_reasoning(
             return "", text, False  # no closing tag, a quoted pair, or a tag after a call began
     reasoning, closed, rest = body.partition(end)
     return reasoning.strip(), rest if closed else "", not closed
+
+
+def __getattr__(name: str) -> Any:
+    parsing = "MarkedParser ToolParserBase call_of json_call json_objects named_call read_json typed_value"
+    if name in parsing.split():
+        raise ImportError(f"slime_core.tools has no {name}; type: from slime_tool_parsers import {name}")
+    if name in _OF_PLUGIN:
+        return from_plugin(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

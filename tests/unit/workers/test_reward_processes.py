@@ -14,16 +14,16 @@ from typing import Any
 
 import psutil
 import pytest
+from slime_rewards.processes.pool import WorkerError, WorkerPool
+from slime_rewards.processes.worker import WorkerDied
 from slime_runs.processes import runs
 
 from slime_core.config import Args
 from slime_core.errors import PluginError, PluginNotFoundError
-from slime_core.plugins.adapters import RewardCaller
+from slime_core.plugins.adapters import Component, RewardCaller
 from slime_core.plugins.resolve import resolve
 from slime_core.sample import Sample
 from slime_core.workers.call import DeadlineExceeded
-from slime_core.workers.pool import Component, WorkerError, WorkerPool
-from slime_core.workers.process import WorkerDied
 from tests.until import until
 
 REWARD = """
@@ -135,7 +135,7 @@ def workers(besides: Collection[psutil.Process] = ()) -> list[psutil.Process]:
 
 
 def _is_worker(words: list[str]) -> bool:
-    return "reward_worker" in " ".join(words) and "--control" not in words  # that is its guard
+    return "slime_rewards.processes.scoring" in " ".join(words) and "--control" not in words  # that is its guard
 
 
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ async def test_calls_written_at_once_have_their_own_fates(
     ]  # fmt: skip
     sent = [asyncio.create_task(call.score([say(word, i)])) for i, word in enumerate(words)]
     await until(lambda: pool._queue.qsize() == len(words), "all calls to wait")
-    monkeypatch.setattr("slime_core.workers.pool._BATCH_S", 1e9)  # the one that holds was no fast one
+    monkeypatch.setattr("slime_rewards.processes.pool._BATCH_S", 1e9)  # the one that holds was no fast one
     written, run = list[int](), pool._run
 
     def counting(calls: Any, process: Any) -> Any:
@@ -437,7 +437,7 @@ import asyncio, sys
 from slime_core.config import Args
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.workers.pool import WorkerPool
+from slime_rewards.processes.pool import WorkerPool
 from slime_core.sample import Sample
 
 async def main():

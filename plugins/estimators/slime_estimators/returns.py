@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from slime_core.ops.masking import masked
+from slime_core.ops import masked
+
+__all__ = ["discounted_returns", "gae", "masked_gae", "pad_right", "reverse_scan", "token_rewards", "unpad"]
 
 _CHUNK = 128
 """Columns per matrix product; THUDM/slime's chunk length."""

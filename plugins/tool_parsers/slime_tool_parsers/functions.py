@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_core.errors import ConfigError, name_of
-from slime_core.tools.schema import check_tool
+from slime_tool_parsers.schema import check_tool
 
 GIVEN = ("args", "sample")
 """Keyword-only parameters that are not part of the schema."""

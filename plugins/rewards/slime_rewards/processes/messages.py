@@ -1,6 +1,6 @@
 """Messages between a run and its other processes: settings, samples, and the changes that a reward made to samples.
 
-These processes run rewards (`workers.pool`), environments and the checks before a run. Messages are pickled plain data
+These processes run rewards, environments and the checks before a run. Messages are pickled plain data
 without objects of user code. A worker returns only the changed attributes of a sample.
 """
 

@@ -1,7 +1,7 @@
 """Long-lived worker processes in which plain rewards run, killed and replaced when a call overruns or kills them.
 
 `launch.components.Resolver` makes one pool per run; `plugins.adapters.RewardCaller` hands calls to it;
-`plugins.reward_worker` runs inside each process. One thread owns each process: it starts it, writes calls, and waits
+`processes.scoring` runs inside each process. One thread owns each process: it starts it, writes calls, and waits
 for results until the deadline. If a result is late, it kills the process and all its children, so only the samples of
 that call are lost. A call whose process is killed by a signal is repeated once in a new process, since the call is
 rarely the cause of the kill.
@@ -23,24 +23,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
+from slime_core.plugins.adapters import LOAD_DEADLINE, Component
 from slime_core.protocols import Args
 from slime_core.sample import Sample
 from slime_core.waits import placed
 from slime_core.workers.call import overrun
-from slime_core.workers.messages import apply, pack_args, sample_state
-from slime_core.workers.process import Worker, WorkerDied
+from slime_rewards.processes.messages import apply, pack_args, sample_state
+from slime_rewards.processes.worker import Worker, WorkerDied
 
 logger = logging.getLogger(__name__)
 
 START_DEADLINE = 60.0
 """Seconds that a new interpreter may take to start."""
-LOAD_DEADLINE = 600.0
-"""Seconds that importing and building a component may take; a local judge model may be large."""
 _BATCH_S = 0.01
 """Seconds that calls written at once may take together."""
 _BATCH_CALLS = 32
@@ -50,21 +48,6 @@ _BATCH_BYTES = 1 << 16
 _SLOW_S = 1.0
 """Assumed seconds per call if none has been timed, or if another call has just ended its process."""
 _STOPPED = "the worker processes of rewards have been stopped"
-
-
-@dataclass(frozen=True)
-class Component:
-    """The data from which a worker loads a reward by itself."""
-
-    spec: str
-    group: bool = False
-    options: bytes = b""
-    """Pickled value of the setting `plugins` for this component; empty to use the run's."""
-
-    @cached_property
-    def key(self) -> str:
-        """Name of the loaded component within a worker."""
-        return f"{self.spec}|{int(self.group)}|{self.options.hex()}"
 
 
 @dataclass
@@ -123,7 +106,7 @@ class RewardProcess(Worker):
     """A worker process that computes rewards, used by the thread that owns it."""
 
     def __init__(self, memory_limit: float | None) -> None:
-        super().__init__("a worker process of rewards", "slime_core.plugins.reward_worker")
+        super().__init__("a worker process of rewards", "slime_rewards.processes.scoring")
         self._memory_limit = memory_limit
         self._loaded: set[Component] = set()
         self._args = b""

@@ -1,4 +1,4 @@
-"""Main loop of a reward worker process: read a call, score, write the answer (`workers/process.py`).
+"""Main loop of a reward worker process: read a call, score, write the answer (`slime_rewards.processes.worker`).
 
 The worker resolves components from their specs; only settings, samples and answers are sent between processes.
 """
@@ -18,11 +18,12 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import slime_core
 from slime_core.errors import PluginError
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.plugins.resolve import resolve
-from slime_core.workers.messages import WorkerArgs, changes, restore, sample_state, unpack_args
-from slime_core.workers.process import serve
+from slime_rewards.processes.messages import WorkerArgs, changes, restore, sample_state, unpack_args
+from slime_rewards.processes.worker import serve
 
 
 def main(descriptor: int) -> None:
@@ -63,7 +64,7 @@ class _Worker:
         return ()
 
     def load(self, key: str, spec: str, group: bool, options: bytes) -> tuple[()]:
-        """Resolve a component and build it; `options` has the form of `pool.Component`."""
+        """Resolve a component and build it; `options` has the form of `adapters.Component`."""
         args = self._settings(options)
         self._callers[key] = RewardCaller(resolve("rewards", spec), args, inline=True, group=group)
         return ()
@@ -107,7 +108,7 @@ def _users_traceback(error: BaseException) -> str:
     """Return the traceback without slime's frames at its head."""
     cause = error.__cause__ if isinstance(error, PluginError) and error.__cause__ is not None else error
     frames = traceback.extract_tb(cause.__traceback__)
-    own = str(Path(__file__).resolve().parents[1])  # slime_core
-    while frames and os.path.abspath(frames[0].filename).startswith(own + os.sep):
+    own = tuple(f"{Path(file).resolve().parent}{os.sep}" for file in (slime_core.__file__, __file__))
+    while frames and os.path.abspath(frames[0].filename).startswith(own):
         frames.pop(0)
     return "".join([*traceback.format_list(frames), *traceback.format_exception_only(cause)])
