@@ -51,17 +51,25 @@ Tools: TypeAlias = Sequence[Mapping[str, object]] | None
 class Tokenizer(Hashable, Protocol):
     """What prompts need of an HF tokenizer."""
 
-    chat_template: object
-    name_or_path: str
-    is_fast: bool
+    @property
+    def chat_template(self) -> object:
+        """The Jinja template; empty without one."""
 
-    def __call__(self, text: str, /, **settings: bool) -> Mapping[str, Any]:
-        """Return `input_ids`, and by `return_offsets_mapping` the characters of each."""
+    @property
+    def name_or_path(self) -> str:
+        """The model directory."""
 
-    def encode(self, text: str, /, *, add_special_tokens: bool) -> Sequence[int]:
+    @property
+    def is_fast(self) -> bool:
+        """Whether it knows the characters of each token."""
+
+    def __call__(self, text: str, **settings: Any) -> Mapping[str, Any]:
+        """Return `input_ids`, and with `return_offsets_mapping` the characters of each."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Return the ids of a text."""
 
-    def apply_chat_template(self, messages: list[dict[str, object]], /, **settings: object) -> object:
+    def apply_chat_template(self, messages: list[dict[str, Any]], **settings: Any) -> object:
         """Return the text of a conversation."""
 
 

@@ -255,7 +255,8 @@ class Components:
     def build_data_source(self, args: Args) -> DataSource:
         """Build the run's data source. Raises DataError, and PluginError for errors of a user's own."""
         with user_code("--data-source-path"):
-            return self.data_source(args)
+            made: DataSource = self.data_source(args)
+            return made
 
 
 def resolve_components(

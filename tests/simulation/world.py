@@ -179,7 +179,7 @@ class World:
         return {"held": {"rewards": rewards, "truncated": [False] * len(done), "samples": done}}
 
     def _journal(self) -> Journal:
-        hooks = SimpleNamespace(
+        hooks: Any = SimpleNamespace(
             slime_log_metrics=self._see_metrics, slime_step_end=_ignore, slime_save_state=list,
             slime_checkpoint_saved=_ignore, slime_load_state=_ignore,
         )  # fmt: skip
