@@ -58,11 +58,12 @@ MEASURED = "measured"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the workers of pytest-xdist share the process that forks commands."""
+    """Have the workers of pytest-xdist share the process that forks commands, and be forks of it themselves."""
     ENVIRONMENT.update(os.environ)
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         config.add_cleanup(share())
-        config.option.tx = [f"popen//python={sys.executable} {FORKED}" for _ in config.option.tx]
+        if sys.platform == "linux":  # they find their pipes in /proc
+            config.option.tx = [f"popen//python={sys.executable} {FORKED}" for _ in config.option.tx]
 
 
 @pytest.hookimpl(wrapper=True)

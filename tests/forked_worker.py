@@ -15,8 +15,9 @@ SHARED = "SLIME_TEST_ZYGOTE"
 """Environment variable with the path of the shared process's socket."""
 START_S = 180.0
 """For the imports, on a machine with much else to do."""
-IMPORTED = ("tests.light_megatron", "anthropic", "mcp", "openai", "ray", "starlette.testclient")
-"""What tests import besides commands. No test and no plugin of pytest: pytest compiles their assertions anew."""
+IMPORTED = ("tests.light_megatron", "anthropic", "mcp", "openai", "starlette.testclient")
+"""What tests import besides commands: not Ray, which is untried in forks, and no plugin of pytest, which rewrites their
+assertions on import."""
 
 
 def connection_to(path: str) -> socket.socket:
