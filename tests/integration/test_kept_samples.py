@@ -171,6 +171,7 @@ def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     (tmp_path / "generate.py").write_text(
         "async def generate(args, sample, sampling_params):\n"
