@@ -35,6 +35,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that no path has is no re
 Slime = Callable[..., subprocess.CompletedProcess[str]]
 SLIME = str(Path(sys.executable).with_name("slime"))
 
+FORKED = Path(__file__).with_name("forked_worker.py")
+
 REWARD = '''
 def reward(args, sample, **kwargs):
     """Share of digits in the response: a random model learns it within a few steps."""
@@ -56,10 +58,12 @@ MEASURED = "measured"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the workers of pytest-xdist share the process that forks commands."""
+    """Have the workers of pytest-xdist share the process that forks commands, and be forks of it themselves."""
     ENVIRONMENT.update(os.environ)
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         config.add_cleanup(share())
+        if sys.platform == "linux":  # they find their pipes in /proc
+            config.option.tx = [f"popen//python={sys.executable} {FORKED}" for _ in config.option.tx]
 
 
 @pytest.hookimpl(wrapper=True)

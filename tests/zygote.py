@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import runpy
 import select
 import shutil
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slime_core.plugins import discovery
+from tests.forked_worker import SHARED, START_S, connection_to
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
@@ -66,10 +68,8 @@ MEGATRON = (
     "slime_trainer_megatron.trainer", "torch.distributed.launcher.api",
 )  # fmt: skip
 """What a run on several ranks imports besides, on either trainer."""
-START_S, ANSWER_S = 180.0, 90.0
-"""For the imports, and for a killed process to be gone, on a machine with much else to do."""
-SHARED = "SLIME_TEST_ZYGOTE"
-"""Environment variable with the path of the shared process's socket."""
+ANSWER_S = 90.0
+"""For a killed process to be gone, on a machine with much else to do."""
 ENVIRONMENT: dict[str, str] = {}
 """Environment of the process that forks; `tests/conftest.py` fills it before any test changes its own."""
 
@@ -149,7 +149,7 @@ class Zygote:
 
     def _connected(self) -> socket.socket:
         if self._connection is None and SHARED in os.environ:
-            self._connection = _connection_to(os.environ[SHARED])
+            self._connection = connection_to(os.environ[SHARED])
             self._connection.sendall(json.dumps(self._more).encode() + b"\n")
         elif self._connection is None:
             self._connection, theirs = socket.socketpair()
@@ -172,17 +172,6 @@ class Zygote:
             assert byte, "the process that forks has ended"
             line += byte
         return line.decode()
-
-
-def _connection_to(path: str) -> socket.socket:
-    until, connection = time.monotonic() + START_S, socket.socket(socket.AF_UNIX)
-    while True:
-        try:
-            connection.connect(path)
-            return connection
-        except (FileNotFoundError, ConnectionRefusedError):  # it has not begun to listen
-            assert time.monotonic() < until, "the process that forks has not started"
-            time.sleep(0.05)
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -258,10 +247,10 @@ def be_the_command(order: dict[str, Any]) -> None:
     """Turn this fork into the command; never returns."""
     status = 1
     try:
-        for target, path in ((1, order.get("out")), (2, order.get("err"))):
+        for target, path in enumerate((order.get("in"), order.get("out"), order.get("err"))):
             if path is None:
                 continue
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND if target else os.O_RDONLY)
             os.dup2(file, target)
             os.close(file)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 -- the process's own
@@ -272,7 +261,7 @@ def be_the_command(order: dict[str, Any]) -> None:
         program = order.get("program", "slime")
         sys.argv = [program, *order["argv"]]
         # As the console script has it: the folder it lies in, not the repository.
-        places = {"slime": Path(sys.executable).parent, "pytest": order["cwd"]}
+        places = {"slime": Path(sys.executable).parent, "pytest": order["cwd"], "-c": ""}
         sys.path[0] = str(places.get(program, Path(program).parent))
         sys.path[1:1] = [folder for folder in order["env"].get("PYTHONPATH", "").split(os.pathsep) if folder]
         if "before" in order:
@@ -300,6 +289,11 @@ def _run(program: str, argv: list[str]) -> int:
         import pytest
 
         return int(pytest.main(argv))
+    if program == "-c":  # of a worker of pytest-xdist
+        random.seed()  # three workers would take the same ports
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        exec(argv[0], {"__name__": "__main__"})
+        return 0
     if program != "slime":
         runpy.run_path(program, run_name="__main__")
         return 0

@@ -200,16 +200,3 @@ def test_a_new_bare_wait_is_found(statement: str) -> None:
     assert list(_waits(ast.parse(f"async def f():\n    {statement}\n")))
     with_name = f"async def f():\n    with waiting('x', deadline=1, then='y'):\n        {statement}\n"
     assert list(_waits(ast.parse(with_name))) == []
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "await asyncio.wait(tasks, timeout=3)", "thread.join(5)", "subprocess.run(command, timeout=3)",
-        "', '.join(names)", "table.get(key)", "task.result()", "await call()", "await asyncio.gather(*runs)",
-        "event.wait(3)",
-        "lock.acquire(blocking=False)", "await within(event.wait(), 'x', deadline=1, then='y', error=E)",
-    ],
-)  # fmt: skip
-def test_what_has_a_deadline_or_is_no_wait_is_left_alone(statement: str) -> None:
-    assert list(_waits(ast.parse(f"async def f():\n    {statement}\n"))) == []

@@ -43,6 +43,7 @@ def test_the_last_rollout_is_committed_and_a_finished_run_goes_on(
     assert commits(run_dir) == ["rollout_0000001", "rollout_0000002"]
 
 
+@pytest.mark.slow
 def test_records_of_another_run_are_not_written_over(
     tiny: TinyRun, finished: Path, tmp_path: Path, slime: Slime
 ) -> None:

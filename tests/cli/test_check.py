@@ -194,6 +194,7 @@ def test_a_model_that_is_cut_is_named(tiny: TinyRun, tmp_path: Path) -> None:
     assert error.startswith(f"{weights} is cut or damaged")
 
 
+@pytest.mark.slow
 def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text(json.dumps({"prompt": "1+1=", "data_source": "x"}) + "\n")
@@ -245,7 +246,7 @@ def test_functions_that_read_rewards_get_what_the_run_s_reward_returns(
 @pytest.mark.parametrize(
     ("reward", "flags", "error"),
     [
-        (MAPPING, {"reward_key": "score"}, None),
+        pytest.param(MAPPING, {"reward_key": "score"}, None, marks=pytest.mark.slow),
         pytest.param(
             MAPPING, {"reward_key": "score", "set": "plugins.gdpo.weights={style: 1.0}"},
             "gdpo needs 'style' on every sample; these have acc", marks=pytest.mark.slow,

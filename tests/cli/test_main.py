@@ -37,7 +37,7 @@ def test_help_loads_neither_torch_nor_pydantic(tmp_path: Path) -> None:
     assert modules.isdisjoint({*HEAVY, "pydantic", "yaml"})
 
 
-@pytest.mark.parametrize("argv", [["config", "show"], ["train", "--help"]])
+@pytest.mark.parametrize("argv", [["config", "show"], pytest.param(["train", "--help"], marks=pytest.mark.slow)])
 def test_settings_load_no_torch(argv: list[str], tmp_path: Path) -> None:
     modules = imported(f"from slime_core.cli.main import main; assert main({argv!r}) == 0", tmp_path)
     assert "pydantic" in modules

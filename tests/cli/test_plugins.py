@@ -156,6 +156,7 @@ def test_list_says_what_is_left_out(
     assert "left out by SLIME_PLUGINS='other': acme-reward" in shown.err
 
 
+@pytest.mark.slow
 def test_new_then_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "new", "filters", "acme_new", "--dir", str(tmp_path)]) == 0
     folder = tmp_path / "slime-filter-acme-new"

@@ -58,9 +58,8 @@ def _is_line(file: Path) -> bool:
     return file.exists() and file.read_text().endswith("\n")
 
 
-@pytest.mark.parametrize(
-    "ignores_ctrl_c", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["foreground", "background"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ignores_ctrl_c", [False, True], ids=["foreground", "background"])
 def test_sigterm_ends_a_run_cleanly(ignores_ctrl_c: bool, tiny: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(HOOK)
     (tmp_path / "ends.py").write_text(MODULE)

@@ -87,6 +87,7 @@ class TestCustomGenerate(GeneratorContract):
     max_new_tokens = 400
 
 
+@pytest.mark.slow
 def test_custom_reward_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     (tmp_path / "price.yaml").write_text("custom: {token_price: 0.01}\n")
     argv = tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=EXAMPLES / "custom_reward.py")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from slime_testing_contracts import ScriptedService
 
 from slime_core.plugins.resolve import resolve
 from tests.conftest import Slime, TinyRun
@@ -87,7 +88,14 @@ def test_suites_of_a_page_pass(source: str, name: str, tmp_path: Path, program: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("source", ["README.md", "docs/how-to/write-a-reward.md", "docs/plugins/index.md"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "README.md",
+        pytest.param("docs/how-to/write-a-reward.md", marks=pytest.mark.slow),
+        pytest.param("docs/plugins/index.md", marks=pytest.mark.slow),
+    ],
+)
 def test_first_reward(source: str, tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     path = tmp_path / "my_rm.py"
     path.write_text(FILES[source, "my_rm"])
@@ -129,34 +137,11 @@ def test_run_file_of_the_quick_start(slime: Slime, tmp_path: Path) -> None:
 
 
 def test_judge_over_http(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    import threading
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    class Judge(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            body = json.dumps({"score": len(asked["response"]) / 10}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 64
-
-    server = Server(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        path = tmp_path / "my_judge.py"
-        path.write_text(FILES["docs/how-to/write-a-reward.md", "my_judge"])
-        url = f"http://127.0.0.1:{server.server_port}/score"
-        done = slime("rollout", *tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=path, rm_url=url))
-    finally:
-        server.shutdown()
-        server.server_close()
+    path = tmp_path / "my_judge.py"
+    path.write_text(FILES["docs/how-to/write-a-reward.md", "my_judge"])
+    with ScriptedService(lambda asked: {"score": len(asked.body["response"]) / 10}) as judge:
+        argv = tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=path, rm_url=f"{judge.url}/score")
+        done = slime("rollout", *argv)
     assert "failed" not in done.stderr
     lines = (tmp_path / "run/rollouts/rollout_0000000.jsonl").read_text().splitlines()
     for sample in map(json.loads, lines):

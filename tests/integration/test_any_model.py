@@ -26,7 +26,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name.startswith(("train/", "rollout/"))} for row in rows]
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", pytest.param("lfm2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3_text", "lfm2"])
 def test_a_run_resumes_bit_for_bit_and_is_exported(name: str, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     model = write_family(tmp_path / "model", name)
     flags = {"hf_checkpoint": model, "check_weight_update_equal": True, "kl_loss_coef": 0.1, "use_kl_loss": True}

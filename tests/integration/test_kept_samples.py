@@ -90,6 +90,7 @@ def test_a_damaged_run_is_read_as_far_as_it_goes_and_not_written_to(run_dir: Pat
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_keeps_each_sample_once(tiny: TinyRun, slime: Any, tmp_path: Path, run_dir: Path) -> None:
     save = tmp_path / "run"
     slime("train", *tiny.argv(save, eval_interval=1, num_rollout=4))
@@ -170,6 +171,7 @@ def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     (tmp_path / "generate.py").write_text(
         "async def generate(args, sample, sampling_params):\n"

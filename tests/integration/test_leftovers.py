@@ -61,9 +61,8 @@ def started(pids: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in map(int, pids.read_text().split()) if psutil.pid_exists(pid)]
 
 
-@pytest.mark.parametrize(
-    ("function", "killed"), [("asynchronous", True), pytest.param("inline", False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "killed"), [("asynchronous", True), ("inline", False)])
 def test_what_a_reward_starts_ends_with_the_run(
     function: str, killed: bool, tiny: TinyRun, tmp_path: Path, pids: Path
 ) -> None:

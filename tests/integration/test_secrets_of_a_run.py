@@ -76,7 +76,9 @@ async def asynchronous(args, sample, **kwargs):
 """
 
 
-@pytest.mark.parametrize("function", ["worker", "inline", pytest.param("asynchronous", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("function", [
+    "inline", *(pytest.param(where, marks=pytest.mark.slow) for where in ("worker", "asynchronous")),
+])  # fmt: skip
 def test_what_a_reward_prints_and_logs(function: str, tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
     """Also by what it starts, in two pieces, in a traceback, as the name of a thread."""
     (tmp_path / "rm.py").write_text(LOUD, encoding="utf-8")

@@ -133,12 +133,13 @@ def keeps_the_loop(tiny: TinyRun, tmp_path: Path) -> Callable[..., list[str]]:
     return argv
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "function", "mode"),
     [
         ("custom_generate_function_path", "generate", {}),
-        pytest.param("custom_rm_path", "reward", {}, marks=pytest.mark.slow),
-        pytest.param("custom_rm_path", "reward", {"async": True}, marks=pytest.mark.slow),
+        ("custom_rm_path", "reward", {}),
+        ("custom_rm_path", "reward", {"async": True}),
     ],
 )
 def test_a_call_that_keeps_the_event_loop_ends_the_run_and_is_named(

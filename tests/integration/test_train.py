@@ -57,6 +57,7 @@ def test_checkpoints_open_in_transformers_and_config_loads_back(tiny: TinyRun, t
     assert yaml.safe_load(shown)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_bitwise_the_same_and_another_is_not(tiny: TinyRun, tmp_path: Path, slime) -> None:
     weights = {}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -156,7 +157,8 @@ async def generate(args, sample, sampling_params):
 """
 
 
-@pytest.mark.parametrize("where", [pytest.param("in the loop", marks=pytest.mark.slow), "in a worker"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["in the loop", "in a worker"])
 def test_functions_written_for_thudm_slime(where: str, tiny: TinyRun, tmp_path: Path, slime) -> None:
     """A generate function that posts to the router's address, and a reward that knows it, too."""
     (tmp_path / "my_gen.py").write_text(GENERATE)

@@ -47,7 +47,8 @@ def reference(tiny: TinyRun, zygote: Any, tmp_path_factory: pytest.TempPathFacto
     return run_dir
 
 
-@pytest.mark.parametrize("encoding", ["xor", pytest.param("overwrite", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_the_same_bits_as_in_memory(
     tiny: TinyRun, slime: Slime, tmp_path: Path, reference: Path, encoding: str
 ) -> None:

@@ -45,7 +45,7 @@ def turns_of(reward: float, length: int, states: Sequence[str] = "ab") -> list[T
 def test_everything_is_finite(name: str) -> None:
     args, estimator = made(name)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(responses)
     def check(rows: list[tuple[float, int, int, list[tuple[float, float, bool]], list[str]]]) -> None:
         if name == "max_rl":  # refuses rewards below 0

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ from slime_generators.search import STATS, generate
 from slime_generators.search import corpus as corpus_module
 from slime_generators.search.corpus import open_corpus
 from slime_generators.search.documents import Document, read_answer, read_document
-from slime_testing_contracts import CharTokenizer, ScriptedEngine
+from slime_testing_contracts import CharTokenizer, ScriptedEngine, ScriptedService
 
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
@@ -128,57 +125,21 @@ def test_limits(corpus: Path) -> None:
 # -- a server ----------------------------------------------------------------------------------------------------------
 
 
-class Retriever(BaseHTTPRequestHandler):
-    """Answers as Search-R1's retrieval server; the first `failures` requests with 503."""
-
-    failures = 0
-    asked: list[Any] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).asked.append(body)
-        if type(self).failures:
-            type(self).failures -= 1
-            self.send_error(503)
-            return
-        found = [{"document": row, "score": 1.0} for row in ROWS]
-        answer = json.dumps({"result": [found for _ in body["queries"]]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    service = ThreadingHTTPServer(("127.0.0.1", 0), Retriever)
-    thread = threading.Thread(target=service.serve_forever, daemon=True)
-    thread.start()
-    Retriever.asked, Retriever.failures = [], 0
-    yield f"http://127.0.0.1:{service.server_address[1]}/retrieve"
-    service.shutdown()
-    service.server_close()
-    thread.join(60)
-
-
-def test_a_server_is_asked_as_search_r1s(server: str) -> None:
-    Retriever.failures = 1
-    sample = run(["<search>q</search>", "x"], url=server, top_k=2)
-    assert Retriever.asked == [{"queries": ["q"], "topk": 2, "return_scores": True}] * 2, "a failure is tried again"
-    assert "Doc 1(Title: Lima) Lima is the capital of Peru.\nDoc 2 Paris is" in sample.response
-    assert "Doc 3" not in sample.response
-    assert sample.metadata[STATS]["search"]["errors"] == 0
-
-
-def test_a_server_that_fails_is_an_error_for_the_model(server: str) -> None:
-    Retriever.failures = 2
-    sample = run(["<search>q</search>", "x"], url=server, attempts=2)
-    assert "<information>error: the search failed: POST http" in sample.response
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_server_is_asked_as_search_r1s_and_its_failures_are_for_the_model(failures: int) -> None:
+    found = {"result": [[{"document": row, "score": 1.0} for row in ROWS]]}
+    answers = iter([(503, {})] * failures + [found] * 2)
+    with ScriptedService(lambda asked: next(answers)) as server:
+        sample = run(["<search>q</search>", "x"], url=f"{server.url}/retrieve", top_k=2, attempts=2)
+    body = {"queries": ["q"], "topk": 2, "return_scores": True}
+    assert [asked.body for asked in server.asked] == [body] * 2, "a failure is tried again"
     assert sample.status == SampleStatus.COMPLETED
-    assert sample.metadata[STATS]["search"]["errors"] == 1
+    assert sample.metadata[STATS]["search"]["errors"] == (failures == 2)
+    if failures == 2:
+        assert "<information>error: the search failed: POST http" in sample.response
+    else:
+        assert "Doc 1(Title: Lima) Lima is the capital of Peru.\nDoc 2 Paris is" in sample.response
+        assert "Doc 3" not in sample.response
 
 
 def test_forms() -> None:

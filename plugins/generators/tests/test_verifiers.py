@@ -167,6 +167,7 @@ class TestEpisodes(GeneratorContract):
         return sample
 
 
+@pytest.mark.slow
 class TestEpisodesOfSeveralRuns(TestEpisodes):
     script = ("12", "3a")
     args: ClassVar[dict[str, Any]] = {

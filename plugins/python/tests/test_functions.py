@@ -329,7 +329,3 @@ def test_wrong_components(folder: Path, arguments: dict[str, Any], end: str) -> 
 def test_wrong_calls(folder: Path, call: Callable[[Trainer], Any], end: str) -> None:
     trainer = made()
     check(lambda: call(trainer), end)
-
-
-def test_there_are_enough() -> None:
-    assert len(MADE) + len(TRAINED) + len(CALLED) >= 60

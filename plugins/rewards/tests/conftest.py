@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from slime_testing_contracts import ScriptedService
+from slime_testing_contracts.service import Asked
 
 
-class Teacher(ThreadingHTTPServer):
+class Teacher(ScriptedService):
     """Scores token t with -t / 10, after refusing `failures` requests; the likeliest tokens are 0, 1, ...
 
     It answers /generate as SGLang does, and /v1/completions as vLLM does.
     """
 
-    request_queue_size = 256
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(self._said)
         self.failures = 0
-        self.requests: list[Any] = []
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+    def requests(self) -> list[Any]:
+        return [(asked.path, asked.body) for asked in self.asked]
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Teacher
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, body))
-        refused = self.server.failures > 0
-        self.server.failures -= refused
-        answer = json.dumps(_completion(body) if "prompt" in body else _generated(body)).encode()
-        self.send_response(503 if refused else 200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *args: Any) -> None:
-        """Silent."""
+    def _said(self, asked: Asked) -> Any:
+        if self.failures:
+            self.failures -= 1
+            return 503, {}
+        return _completion(asked.body) if "prompt" in asked.body else _generated(asked.body)
 
 
 def _generated(body: dict[str, Any]) -> dict[str, Any]:
@@ -66,10 +54,5 @@ def _completion(body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def teacher() -> Iterator[Teacher]:
-    server = Teacher()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Teacher() as running:
+        yield running

@@ -79,10 +79,10 @@ def test_a_model_of_this_run_named_teacher(teacher: Any, tmp_path: Path) -> None
         plugin.TeacherLogProbs(args)
     file.write_text("sglang: [{name: teacher, model_path: /models/t, server_groups: [{num_gpus: 1}]}]")
     reward, sample = plugin.TeacherLogProbs(args), make_sample()
-    args.sglang_router_ip, args.sglang_router_port = "127.0.0.1", teacher.server_port
+    args.sglang_router_ip, args.sglang_router_port = "127.0.0.1", teacher.port
     with pytest.raises(EngineError, match="model 'teacher' of --sglang-config is served while"):  # not the actor's
         asyncio.run(reward(args, [sample]))
-    args.sglang_model_routers = {"actor": ("127.0.0.1", 1), "teacher": ("127.0.0.1", teacher.server_port)}
+    args.sglang_model_routers = {"actor": ("127.0.0.1", 1), "teacher": ("127.0.0.1", teacher.port)}
     assert asyncio.run(reward(args, [sample])) == [0.0]
     assert sample.teacher_log_probs == [-0.8, -0.9]
     assert [path for path, _ in teacher.requests] == ["/generate"]

@@ -24,6 +24,8 @@ _LABELS: tuple[Any, ...] = (
 )  # fmt: skip
 """Labels of every form that rows have."""
 _FORMS = ("{}", r"\boxed{{{}}}", r"</think>\boxed{{{}}}", "Answer: {}", "The answer is ({}).")
+_CHOICES = (r"\boxed{{{}}}", "The answer is ({}).")
+"""Forms in which answers to multiple choice are tried."""
 
 
 class RewardContract(Contract):
@@ -212,7 +214,8 @@ def _responses(examples: Sequence[tuple[Any, str, Any, Any]], label: Any) -> lis
     texts = [str(label), *map(str, label)] if isinstance(label, list) and label else [str(label)]
     found = [(prompt, response) for prompt, response, _, _ in examples]
     found += [(p, r.replace(str(right), text)) for p, r, right, _ in examples for text in texts if str(right)]
-    bare = [form.format(text) for form in _FORMS for text in [*texts, "2", *"ABCDEFGHIJ"]]
+    bare = [form.format(text) for form in _FORMS for text in [*texts, "2"]]
+    bare += [form.format(letter) for form in _CHOICES for letter in "ABCDEFGHIJ"]
     return [*found, *((examples[0][0], text) for text in ["", *bare])]
 
 

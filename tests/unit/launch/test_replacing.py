@@ -103,7 +103,7 @@ def places(tmp_path: Path, apart: bool) -> tuple[Path, Path | None]:
     return run, tmp_path / "save"
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("apart", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_kill_at_any_moment_before_the_first_record_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_kill_at_any_moment_before_the_first_record_loses_nothing(
     raise AssertionError("it never came to its end")
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("apart", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_kill_at_any_moment_after_the_first_record_keeps_the_new_run_and_the_users_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:

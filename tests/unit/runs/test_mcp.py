@@ -45,6 +45,7 @@ async def call(folder: Path, tool: str, **arguments: Any) -> Any:
     return answer.structured_content.get("result", answer.structured_content)
 
 
+@pytest.mark.slow
 async def test_the_command_serves_the_tools(folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     command = StdioServerParameters(

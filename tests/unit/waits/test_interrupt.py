@@ -34,7 +34,7 @@ def test_it_is_raised_where_it_is_meant_to_be() -> None:
     take_late(TimeoutError)
 
 
-@pytest.mark.parametrize("late", [LATE, MATH])
+@pytest.mark.parametrize("late", [LATE, pytest.param(MATH, marks=pytest.mark.slow)])
 def test_a_profiler_can_be_used_afterwards(late: str) -> None:
     """CPython 3.11 hangs where a cancelled exception has left its request for a check."""
     subprocess.run([sys.executable, "-c", PROFILED.format(late=late)], check=True, timeout=60)

@@ -316,6 +316,7 @@ def test_a_call_that_keeps_the_event_loop_ends_the_process_and_is_named(tmp_path
     assert ("reward of mine, hangs (now at <string>:11) has kept the event loop busy" in done.stderr) == ("of" in call)
 
 
+@pytest.mark.slow
 def test_many_that_wait_for_a_loop_that_stands_still_are_one_warning(tmp_path) -> None:
     code = f"""
 import asyncio, logging, time
