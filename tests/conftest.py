@@ -57,9 +57,9 @@ MEASURED = "measured"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have the workers of pytest-xdist share the process that forks commands."""
+    ENVIRONMENT.update(os.environ)
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         config.add_cleanup(share())
-    ENVIRONMENT.update(os.environ)
 
 
 @pytest.hookimpl(wrapper=True)

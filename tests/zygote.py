@@ -4,8 +4,8 @@ One process imports what every run imports and forks for each command; the child
 environment and output, as a fresh one would. Runs `python -m tests.zygote SOCKET [MODULE ...]`; `Zygote` is the tests'
 side. Tests about start-up, signals and kills start real processes instead.
 
-The workers of pytest-xdist share the process: `share` names a path in the environment, the first worker that needs a
-command starts `python -m tests.zygote PATH [MODULE ...]`, and each connection gets a fork that forks its commands.
+The workers of pytest-xdist share one: `share` starts `python -m tests.zygote PATH` below the process that started them.
+It imports once it is needed, and forks for each connection to PATH a process that forks that connection's commands.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import shutil
 import signal
 import socket
@@ -28,9 +29,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from slime_core.plugins import discovery
 
@@ -69,17 +69,25 @@ MEGATRON = (
 START_S, ANSWER_S = 180.0, 90.0
 """For the imports, and for a killed process to be gone, on a machine with much else to do."""
 SHARED = "SLIME_TEST_ZYGOTE"
-"""Environment variable with the path of the sockets; its file name is the id of the process that made the path."""
-
+"""Environment variable with the path of the shared process's socket."""
 ENVIRONMENT: dict[str, str] = {}
 """Environment of the process that forks; `tests/conftest.py` fills it before any test changes its own."""
 
 
 def share() -> Callable[[], None]:
-    """Have the processes that this one starts share theirs; return what removes the path."""
+    """Start a process that the processes started from here on share; return what ends it and waits for its end."""
     folder = tempfile.mkdtemp(prefix="slime-zygote-")
-    os.environ[SHARED] = f"{folder}/{os.getpid()}"
-    return partial(shutil.rmtree, folder, ignore_errors=True)
+    path = f"{folder}/socket"
+    command = [sys.executable, "-m", "tests.zygote", path]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    os.environ[SHARED] = path
+
+    def end() -> None:
+        del os.environ[SHARED]
+        process.communicate(timeout=ANSWER_S)
+        shutil.rmtree(folder)
+
+    return end
 
 
 class Zygote:
@@ -136,32 +144,23 @@ class Zygote:
         """Hang up, which ends the process, or this connection's fork of a shared one."""
         if self._connection is not None:
             self._connection.close()
-        if self._process is not None and SHARED not in os.environ:
+        if self._process is not None:
             self._process.wait(timeout=ANSWER_S)
 
     def _connected(self) -> socket.socket:
         if self._connection is None and SHARED in os.environ:
-            self._connection = self._shared(f"{os.environ[SHARED]}.{len(self._more)}")
+            self._connection = _connection_to(os.environ[SHARED])
+            self._connection.sendall(json.dumps(self._more).encode() + b"\n")
         elif self._connection is None:
             self._connection, theirs = socket.socketpair()
             with theirs:
-                self._start(str(theirs.fileno()), pass_fds=[theirs.fileno()])
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.zygote", str(theirs.fileno()), *self._more],
+                    cwd=ROOT,
+                    env=ENVIRONMENT or None,
+                    pass_fds=[theirs.fileno()],
+                )
         return self._connection
-
-    def _start(self, place: str, **keywords: Any) -> None:
-        command = [sys.executable, "-m", "tests.zygote", place, *self._more]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT or None, **keywords)
-
-    def _shared(self, path: str) -> socket.socket:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(f"{path}.started", os.O_CREAT | os.O_EXCL))
-            self._start(path, start_new_session=True)
-        until, connection = time.monotonic() + START_S, socket.socket(socket.AF_UNIX)
-        while not os.path.exists(path):
-            assert time.monotonic() < until, "the process that forks has not started"
-            time.sleep(0.05)
-        connection.connect(path)
-        return connection
 
     def _line(self, timeout: float) -> str:
         """One line of an answer, read byte by byte since there is never more than one."""
@@ -175,36 +174,71 @@ class Zygote:
         return line.decode()
 
 
-def _import(more: Sequence[str]) -> None:
+def _connection_to(path: str) -> socket.socket:
+    until, connection = time.monotonic() + START_S, socket.socket(socket.AF_UNIX)
+    while True:
+        try:
+            connection.connect(path)
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError):  # it has not begun to listen
+            assert time.monotonic() < until, "the process that forks has not started"
+            time.sleep(0.05)
+
+
+def _import(modules: Sequence[str]) -> None:
     with warnings.catch_warnings(action="ignore"):
-        for module in (*IMPORTED, *more):
+        for module in modules:
             importlib.import_module(module)
     discovery.discovered()  # each command finds the same plugins of the checkout: their files are parsed once
     gc.collect()
     gc.freeze()  # no command has to look through what was imported
 
 
-def _listen(path: str, more: Sequence[str]) -> None:
-    """Fork for each connection until the process that made the path has ended."""
-    owner = int(Path(path).stem)
+def _listen(path: str) -> None:
+    """Give each connection to a fork that has the modules of its first line; ends with standard input."""
+    forks: dict[str, socket.socket] = {}
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"{path}.new")
+        listening.bind(path)
         listening.listen(64)
-        os.rename(f"{path}.new", path)  # connections wait for the imports
-        listening.settimeout(1.0)
-        _import(more)
-        with contextlib.suppress(ProcessLookupError):
-            while True:
-                os.kill(owner, 0)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(-1, os.WNOHANG)
-                with contextlib.suppress(TimeoutError):
-                    connection, _ = listening.accept()
-                    if os.fork() == 0:
-                        listening.close()
-                        _serve(connection)
-                        os._exit(0)
-                    connection.close()
+        while listening in select.select([0, listening], [], [])[0]:
+            connection, _ = listening.accept()
+            line = b""
+            while not line.endswith(b"\n"):
+                line += connection.recv(1)
+            if not forks:
+                _import(IMPORTED)
+            if (more := line.decode()) not in forks:
+                forks[more], theirs = socket.socketpair()
+                if os.fork() == 0:
+                    for other in (listening, connection, *forks.values()):
+                        other.close()
+                    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                    _import(json.loads(more))
+                    _fork_for_each(theirs)
+                theirs.close()
+            socket.send_fds(forks[more], [b"."], [connection.fileno()])
+            connection.close()
+    for fork in forks.values():
+        fork.close()
+    _wait_for_all()
+
+
+def _fork_for_each(connections: socket.socket) -> NoReturn:
+    """Fork for each connection that comes; ends when no more can come."""
+    while (received := socket.recv_fds(connections, 1, 1))[0]:
+        with socket.socket(fileno=received[1][0]) as connection:
+            if os.fork() == 0:
+                connections.close()
+                _serve(connection)
+                os._exit(0)
+    _wait_for_all()
+    os._exit(0)
+
+
+def _wait_for_all() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def _serve(connection: socket.socket) -> None:
@@ -276,8 +310,8 @@ def _run(program: str, argv: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1].isdigit():
-        _import(sys.argv[2:])
+        _import([*IMPORTED, *sys.argv[2:]])
         _serve(socket.socket(fileno=int(sys.argv[1])))
     else:
-        _listen(sys.argv[1], sys.argv[2:])
+        _listen(sys.argv[1])
     os._exit(0)  # it takes seconds to take all modules apart

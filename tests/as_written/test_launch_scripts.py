@@ -90,9 +90,9 @@ def test_the_command(slime: Slime) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_rehearsed(name: str, slime: Slime, tmp_path: Path) -> None:
-    """Rehearse the flags, the layout in two processes at most, and a small model; the data are elsewhere."""
-    options = ["--stand-ins", "--json", "--processes", "2", "--until", "inputs"]
-    done = slime("rehearse", *options, *SCRIPTS[name], check=False, timeout=900)
+    """Rehearse the script to its end, in two processes at most; the data are elsewhere."""
+    options = ["--stand-ins", "--json", "--processes", "2"]
+    done = slime("rehearse", *options, *SCRIPTS[name], check=False, timeout=900, SLIME_ENGINE_PYTHON="")
     report = json.loads(done.stdout)
     errors = [(p["stage"], p["message"]) for p in report["problems"] if p["level"] == "error"]
     if name in NOT_REHEARSED:
@@ -101,7 +101,7 @@ def test_a_script_is_rehearsed(name: str, slime: Slime, tmp_path: Path) -> None:
         assert any(words in message for _, message in errors), errors
     else:
         assert errors == []
-        assert report["stages"][-1]["stage"] == "model"
+        assert report["stages"][-1]["stage"] == "resume"
     assert done.returncode == int(name in NOT_REHEARSED)
 
 

@@ -18,12 +18,15 @@ import torch
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.weights.update import WeightUpdates
+from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.programs import ServerProcess
+from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import Args
-from slime_core.errors import WeightSyncError
+from slime_core.errors import EngineError, WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
 from tests.backends.conftest import Running
+from tests.backends.vllm.test_lora import adapters, gap
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
@@ -288,3 +291,58 @@ async def left_behind(s: Session, transport: str, new: Any, struck: list[int], b
     assert bad.reason.startswith(f"weight version 2 by {transport}, ")
     assert (good.state, good.weight_version, s.pool.version_wanted) == (WorkerState.READY, 2, 2)
     assert await s.gap(good.url, new) == (pytest.approx(0, abs=1e-5), "2")
+
+
+@pytest.mark.timeout(1800)
+def test_requests_choose_among_adapters(sglang_args: Callable[..., Args], tmp_path: Path) -> None:
+    """Of a run's own server: each adapter's log-probs, requests in flight, a refusal, and a server that was killed."""
+    names = ["planner", "solver"]
+    args = sglang_args(
+        tiny_model(), tmp_path, no_engine_router=True, lora_rank=3, lora_unmerged=True, use_fault_tolerance=True,
+        rollout_health_check_interval=1, rollout_health_check_first_wait=1, rollout_health_check_timeout=60,
+    )  # fmt: skip
+    args.lora_adapters = names
+    prompt, params = [11, 9, 4, 12, 7], {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True}
+
+    async def update(engine: SglangEngine, version: int) -> dict[str | None, dict[str, torch.Tensor]]:
+        of = {who: adapters(10 * version + i) for i, who in enumerate((None, *names))}
+        sent = [(f"adapters.{who}.{n}" if who else n, t) for who, part in of.items() for n, t in part.items()]
+        await engine.update_weights_from_tensor(sent, version)
+        return of
+
+    async def check(engine: SglangEngine, of: dict[str | None, dict[str, torch.Tensor]], version: int) -> None:
+        asked = [None, *names] * 2
+        outputs = await asyncio.gather(*(engine.generate(prompt, params, adapter=who) for who in asked))
+        assert all(gap(output, of[who]) < 5e-5 for who, output in zip(asked, outputs))
+        assert all(gap(output, of[who]) > 0.1 for who, output in zip([*asked[1:], None], outputs))
+        assert all(set(output.meta_info["token_weight_versions"]) == {version} for output in outputs)
+
+    async def use() -> None:
+        engine = SglangEngine(args)
+        await engine.start()
+        try:
+            assert gap(await engine.generate(prompt, params), {}) < 5e-5
+            first = await update(engine, 1)
+            await check(engine, first, 1)
+            with pytest.raises(EngineError, match="adapter 'critic' is not served; servers have: planner solver"):
+                await engine.generate(prompt, params, adapter="critic")
+            task = asyncio.create_task(engine.generate(prompt, {**params, "max_new_tokens": 300}, adapter="solver"))
+            while (await engine.info())["num_running"] < 1:
+                await asyncio.sleep(0.01)
+            second = await update(engine, 2)
+            output = await task
+            versions = output.meta_info["token_weight_versions"]
+            assert (len(versions), versions, set(versions)) == (300, sorted(versions), {1, 2})
+            cut = versions.index(2)
+            assert gap(output, first["solver"], slice(0, cut)) < 5e-5
+            assert gap(output, second["solver"], slice(cut, None)) < 5e-5
+            await check(engine, second, 2)
+            (server,) = engine.supervised[0].servers.values()
+            assert server.pid is not None
+            for process in psutil.Process(server.pid).children(recursive=True):
+                process.kill()
+            await check(engine, second, 2)
+        finally:
+            await engine.stop()
+
+    asyncio.run(use())

@@ -31,7 +31,7 @@ NASTY = (
     "y" * 1_000_000,
 )
 AXE = server.HERE.parents[1] / "node_modules" / "axe-core" / "axe.min.js"
-HEIGHT, WIDE, NARROW = 860, 1280, 390
+HEIGHT, WIDE, NARROW, WIDEST = 860, 1280, 390, 2560
 _AUTOFOCUS = "Autofocus processing was blocked"  # what Chromium says of an address with a fragment
 
 
@@ -133,7 +133,7 @@ def test_every_page_in_light_and_dark(browser: Any, url: str, run_dir: Path, tmp
             if name == "sample":
                 page.get_by_label("colour by").select_option("advantage")
             assert found_by_axe(page) == [], name
-            for width, of in ((WIDE, ""), (NARROW, "-390")):
+            for width, of in ((WIDE, ""), (NARROW, "-390"), *[(WIDEST, "-2560")] * (name in ("run", "group"))):
                 page.set_viewport_size({"width": width, "height": HEIGHT})
                 picture = pictures / f"{name}{of}{'-dark' * (scheme == 'dark')}.png"
                 page.screenshot(path=picture)

@@ -84,6 +84,38 @@ def _cut_weights(root: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4096])
 
 
+def _git_lfs_pointer(root: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 1325416\n"
+    (root / "model" / "model.safetensors").write_text(text)
+
+
+def _one_shard_of_two(root: Path) -> None:
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    (root / "model" / "model.safetensors").rename(root / "model" / shards[0])
+    index = {"weight_map": dict(zip(("model.embed_tokens.weight", "model.norm.weight"), shards))}
+    (root / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _rows(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], None]:
+    def plant(root: Path) -> None:
+        rows = [json.loads(line) for line in (root / "train.jsonl").read_text().splitlines()]
+        (root / "train.jsonl").write_text("".join(json.dumps(row | change(row)) + "\n" for row in rows))
+
+    return plant
+
+
+def _other_encoding(root: Path) -> None:
+    with (root / "train.jsonl").open("ab") as file:
+        file.write(b'{"input": "caf\xe9", "label": "1"}\n')
+
+
+def _file(name: str, text: str) -> Callable[[Path], None]:
+    def plant(root: Path) -> None:
+        (root / name).write_text(text)
+
+    return plant
+
+
 def _torn_commit(root: Path) -> None:
     commit = root / "old" / "checkpoints" / "rollout_0000003"
     shutil.copytree(root / "model", commit)
@@ -150,6 +182,14 @@ SETTINGS = (
         "split_without_megatron", "splits no model", {"train_backend": "embedded", "tensor_model_parallel_size": 2}
     ),
     Mistake("fp16", "--bf16", {"fp16": True}),
+    Mistake("text_for_a_switch", "must be a valid boolean", {"use_kl_loss": "flase"}),
+    Mistake("top_p", "--rollout-top-p 0.0", {"rollout_top_p": 0.0}),
+    Mistake(
+        "eval_key_typo",
+        "unknown evaluation setting 'promptdata'",
+        {"eval_prompt_data": None, "eval_config": "evaluation.yaml"},
+        plant=_file("evaluation.yaml", "eval:\n  datasets:\n    - name: held\n      promptdata: eval.jsonl\n"),
+    ),
 )
 
 LAYOUT = (
@@ -211,6 +251,45 @@ CHECKED = (
     Mistake("no_eval_set", "absent.jsonl", {"eval_prompt_data": ["held", "absent.jsonl"]}),
     Mistake("row_without_prompt", "train.jsonl:151", plant=_row(150, '{"label": "5"}')),
     Mistake("row_is_no_json", "train.jsonl:151", plant=_row(150, '{"input": "1+1=?"')),
+    Mistake("other_encoding", "not valid UTF-8", plant=_other_encoding),
+    Mistake("slice_beyond_the_rows", "no rows", {"prompt_data": "train.jsonl@[100000:]"}),
+    Mistake("data_as_csv", "cannot read .csv", {"prompt_data": "train.csv"}, plant=_file("train.csv", "input,label\n")),
+    Mistake("one_label", "have the label '4'", level="warning", plant=_rows(lambda row: {"label": "4"})),
+    Mistake(
+        "answer_in_the_prompt",
+        "ends with its label",
+        level="warning",
+        plant=_rows(lambda row: {"input": f"{row['input']} {row['label']}"}),
+    ),
+    Mistake(
+        "evaluated_on_training_rows", "the same file", {"eval_prompt_data": ["held", "train.jsonl"]}, level="warning"
+    ),
+    Mistake("empty_stop", "every answer has the empty string", {"rollout_stop": [""]}),
+    Mistake("warmup_never_ends", "the run has 80 steps", {"lr_warmup_iters": 5000}, level="warning"),
+    Mistake("nothing_unclipped", "clips every change", {"eps_clip": 0.0}, level="warning"),
+    Mistake(
+        "system_role",
+        "System role not supported",
+        {"system_prompt": "Be brief."},
+        plant=_template(
+            "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+            "{% endif %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+        ),
+    ),
+    Mistake("context_below_the_prompt", "every prompt is over 3 tokens", {"rollout_max_context_len": 4}),
+    Mistake(
+        "reward_key",
+        "--reward-key asks for 'acc'",
+        _REWARD | {"reward_key": "acc"},
+        "def mine(args, sample):\n    return {'score': 1.0}\n",
+    ),
+    Mistake(
+        "option_typo",
+        "Did you mean plugins.multi_turn.observation_template",
+        _WORLD | {"plugins": {"multi_turn": {"observatoin_template": "{observation}"}}},
+        code=_ENVIRONMENT.format(reset="return ''", step="return '', 0.0, True"),
+    ),
     Mistake("reward_typo", "no rewards plugin 'exakt'", {"rm_type": "exakt"}),
     Mistake(
         "reward_import", "no_such_package", _REWARD, "import no_such_package\n\ndef mine(args, sample): return 1.0\n"
@@ -249,11 +328,22 @@ CHECKED = (
     Mistake("generate_signature", "mine", _GENERATE, "def mine(sample):\n    return sample\n"),
     Mistake("no_checkpoint", "no slime checkpoint there", {"load": "{dir}/absent"}),
     Mistake("torn_checkpoint", "rollout_0000003", {"load": "{dir}/old"}, plant=_torn_commit),
+    Mistake("git_lfs_pointer", "git lfs pull", plant=_git_lfs_pointer, stage="inputs"),
+    Mistake("missing_shard", "model-00002-of-00002.safetensors missing", plant=_one_shard_of_two, stage="inputs"),
     Mistake("cut_weights", "cut or damaged", plant=_cut_weights, stage="inputs"),
     Mistake("context_for_no_prompt", "positions", {"rollout_max_response_len": 600}, level="warning"),
     Mistake("prompt_length", "every prompt is over 3 tokens", {"rollout_max_prompt_len": 3}),
     Mistake(
         "no_reference", "absent", {"ref_load": "{dir}/absent", "use_kl_loss": True, "kl_loss_coef": 0.1}, stage="inputs"
+    ),
+    Mistake(
+        "another_plugin_refuses",
+        "no quota for this run",
+        {"plugin_dir": ["acme"]},
+        plant=_hook(
+            "def slime_check(settings):\n    from slime_core import Finding, Level\n"
+            "    return [Finding('quota', Level.ERROR, 'no quota for this run')]\n"
+        ),
     ),
     Mistake("filter_typo", "nonzero", {"dynamic_sampling_filter_path": "nonzero_sdt"}),
     Mistake("lr_too_large", "unlearns", {"lr": 0.5}, level="warning"),
@@ -268,6 +358,14 @@ SCORED = (
         "nothing is learned",
         _REWARD,
         "def mine(args, sample):\n    return 1.0\n",
+        stage="score",
+        level="warning",
+    ),
+    Mistake(
+        "reward_upside_down",
+        "pays wrong answers more",
+        _REWARD,
+        "def mine(args, sample):\n    return float(sample.label not in sample.response)\n",
         stage="score",
         level="warning",
     ),

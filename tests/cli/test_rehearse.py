@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from slime_commands.models.presets import model_presets
-from slime_commands.rehearse.rehearsal import Options, rehearse
+from slime_commands.rehearse.rehearsal import rehearse
 from slime_commands.rehearse.running import SmallRun
+from slime_commands.rehearse.scaled import Options
 from slime_commands.rehearse.small_model import shrink
 
 from slime_core.config.yaml_file import dump_value
@@ -61,6 +62,18 @@ def test_a_mistake_is_found_at_once(
     assert {problem.stage for problem in found} <= {stage, "commit"}
     assert found[0].gpu_minutes == 0 or stage == "layout"
     assert report.fails()
+
+
+def test_a_recipe_makes_no_model_that_a_flag_names(inputs: Mapping[str, TinyRun], tmp_path: Path) -> None:
+    run, folder = _write(Mistake("", "", {"prepare_path": "addition"}), inputs, tmp_path), tmp_path / "folder"
+    folder.mkdir()
+    report = rehearse([str(run), "--hf-checkpoint", str(tmp_path / "Qwen3-0.6B")], Options(), folder)
+    (found,) = [problem for problem in report.problems if problem.level == "error"]
+    assert (found.stage, found.gpu_minutes) == ("inputs", 0)
+    assert "Qwen3-0.6B (flag) is not there" in found.message
+    assert "run.yaml" in found.message
+    assert "rehearse" not in found.message
+    assert not any(folder.glob("Qwen3-0.6B/*"))
 
 
 def _files(folder: Path) -> dict[Path, int]:

@@ -37,8 +37,7 @@ SMALL = {
     "SLIME_DYNAMIC_SAMPLING_ON_EXHAUSTED": "keep", "SLIME_OVERWRITE": "true",
 }  # fmt: skip
 ELSEWHERE = {
-    "make demo": (".ci/run", "make demo"),
-    "make real": ("tests/integration/test_real_model.py", '"smollm2"'),
+    "slime train --config smollm2.yaml": ("tests/integration/test_real_model.py", '"smollm2"'),
     "pip install dist/": ("scripts/release.py", '"install"'),
     "REPO=": ("tests/integration/test_outside.py", "REPO"),
     'pip install "slime-rl': ("tests/integration/test_outside.py", "REPO"),

@@ -110,7 +110,9 @@ def test_from_the_run_to_a_token_its_log_probs_and_its_reward(view: View) -> Non
     assert tokens["columns"]["trainer"] == pytest.approx(tokens["columns"]["engine"], abs=1e-4)
     assert {source for source, *_ in tokens["spans"]} == {"template", "user", "sampled"}
     group = view.ask("group", rollout=best["rollout"], group=best["group_index"])
-    assert len(group["samples"]) == len(sample["siblings"]) == 4
+    rewards = [(one["sample_index"], one["part"], one["reward"]) for one in group["samples"]]
+    assert len(rewards) == 4
+    assert sorted(map(tuple, sample["siblings"])) == sorted(rewards)
     assert sum(one["advantage"] for one in group["samples"]) == pytest.approx(0, abs=1e-4)
     assert [event["event"] for event in group["events"]] == ["drawn", "generating", "scored", "taken", "trained"]
 

@@ -28,6 +28,7 @@ ON_CPU: Mapping[str, Any] = {
     "mem_fraction_static": 0.3,
     "sleep_on_idle": True,
     "image_processor_backend": "pil",
+    "lora_backend": "torch_native",
 }
 """Defaults without CUDA. Without a limit the key-value cache takes most of the machine's memory; without sleep an idle
 scheduler keeps a core busy that the trainer needs."""

@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slime_engine_http.api.engine import DELTA, HttpEngine, check_sampling_mask, host_port, run_dir, without_deltas
+from slime_engine_http.api.engine import (
+    DELTA,
+    HttpEngine,
+    check_adapters,
+    check_sampling_mask,
+    host_port,
+    run_dir,
+    without_deltas,
+)
 from slime_engine_http.api.router import Router
 from slime_engine_http.api.transport import server_url
 from slime_engine_http.api.versions import FIRST_ROUTER, TESTED_VERSIONS, untested, version_number
@@ -28,6 +36,7 @@ from slime_engine_http.service import DIRECTORY, Place, own_address
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.protocols import Args
+from slime_engine_sglang.adapters import SglangUpdates
 from slime_engine_sglang.environment import (
     ROUTER_DISTRIBUTION,
     SERVER_DISTRIBUTION,
@@ -50,12 +59,34 @@ _LEAVE_S = 10.0
 """Timeout in seconds for removing this run's servers from an external router."""
 
 
+def _check_adapters(settings: Settings) -> None:
+    """Raise ConfigError for settings that adapters in SGLang's LoRA layers exclude."""
+    check_adapters(settings)
+    args = settings.args
+    if not args.lora_unmerged:
+        return
+    if args.update_weight_pause_mode not in (None, "abort"):
+        raise ConfigError(
+            f"{settings.cite('update_weight_pause_mode')}: SGLang replaces an adapter that no request uses; with"
+            f" {settings.cite('lora_unmerged')} type abort, or leave it out."
+        )
+    if args.rollout_external_engine_addrs or args.update_weight_transport not in ("auto", "tensor"):
+        other = "rollout_external_engine_addrs" if args.rollout_external_engine_addrs else "update_weight_transport"
+        raise ConfigError(
+            f"{settings.cite(other)}: SGLang takes adapters through memory that it shares with this run; remove it, or"
+            f" {settings.cite('lora_unmerged')}."
+        )
+
+
 class SglangEngine(HttpEngine):
     """The engine class, constructed as `SglangEngine(args)`; `stop` ends every process that it launched."""
 
     weight_transports: tuple[str, ...] = ("tensor", "distributed", "disk")
+    updates_class = SglangUpdates
     traits = replace(
         HttpEngine.traits,
+        adds_adapters=True,
+        takes_adapters=True,
         uses=USES
         | HttpEngine.traits.uses
         | {
@@ -86,6 +117,7 @@ class SglangEngine(HttpEngine):
         """Return the plan's warnings. Raises ConfigError if the plan cannot work or SGLang's environment is missing."""
         python = engine_python(settings.args)
         check_sampling_mask(settings)
+        _check_adapters(settings)
         if settings.args.use_sampling_mask:
             _check_mask_of_servers(settings)
         warnings = [*check(settings), *without_deltas(settings)]

@@ -7,13 +7,13 @@ of the file, but encoders start first.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from slime_engine_http.placement import Cited, Room, near_multiples
 from slime_engine_http.plan import ModelPlan, Reservation, ServerPlan, WorkerType
 
 from slime_core.errors import ConfigError
 from slime_core.protocols import Args
+from slime_engine_sglang.adapters import server_fields as lora_fields
 from slime_engine_sglang.arguments import server_arguments
 from slime_engine_sglang.environment import find_python, server_environment
 from slime_engine_sglang.models_yaml import ModelEntry, ServerGroup
@@ -48,7 +48,10 @@ class Filler:
                 if kind == "placeholder":
                     self.reserved += parts
                 else:
-                    servers += [self._server(entry, group, kind, size, parts, node) for node in range(len(parts))]
+                    servers += [
+                        self._server(entry, group, kind, size, parts, node, updates_weights=updates_weights)
+                        for node in range(len(parts))
+                    ]
                     self._rank += 1
                 self._start += size
         # A stable sort: encoders first, since other servers get their URLs as arguments.
@@ -71,12 +74,20 @@ class Filler:
         return size, named
 
     def _server(
-        self, entry: ModelEntry, group: ServerGroup, kind: WorkerType, size: int, parts: list[Reservation], node: int
+        self,
+        entry: ModelEntry,
+        group: ServerGroup,
+        kind: WorkerType,
+        size: int,
+        parts: list[Reservation],
+        node: int,
+        *,
+        updates_weights: bool,
     ) -> ServerPlan:
         room, part = self._room, parts[node]
         encoded = any(other.worker_type == "encoder" for other in entry.server_groups)
         told = encoded and kind in ("regular", "prefill")
-        forced: dict[str, Any] = {}
+        forced = lora_fields(self._args) if updates_weights else {}
         if room.device == "cuda":
             forced |= {"base_gpu_id": part.gpus[0]}
             if self._args.offload_rollout and not room.is_shared(self._start, size):

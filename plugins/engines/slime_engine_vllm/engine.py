@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from slime_engine_http.api.engine import HttpEngine, run_dir
+from slime_engine_http.api.engine import HttpEngine, check_adapters, run_dir
 from slime_engine_http.api.router import Router
 from slime_engine_http.api.transport import Http, server_url
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
@@ -68,11 +67,8 @@ class VllmEngine(HttpEngine):
     def __init__(self, args: Args) -> None:
         super().__init__(args)
         self._text = Text(args.hf_checkpoint)
-        self.wire = VllmWire(self._text.decode, self._adapters)
+        self.wire = VllmWire(self._text.decode, self.adapters)
         self._front: Served | None = None
-
-    def _adapters(self) -> Sequence[str] | None:
-        return self._args.lora_adapters if self._args.lora_unmerged and self.pool.version_wanted is not None else None
 
     @classmethod
     def missing(cls, args: Args) -> str:
@@ -82,16 +78,7 @@ class VllmEngine(HttpEngine):
     @classmethod
     def check_settings(cls, settings: Settings) -> list[str]:
         """Return the plan's warnings. Raises ConfigError if the plan cannot work or vLLM's environment is missing."""
-        if settings.args.lora_unmerged and settings.args.check_weight_update_equal:
-            raise ConfigError(
-                f"{settings.cite('check_weight_update_equal')}: vLLM has no checksums of adapters; remove it, or"
-                f" {settings.cite('lora_unmerged')}."
-            )
-        if settings.args.lora_adapters and not settings.args.lora_unmerged:
-            raise ConfigError(
-                f"{settings.cite('lora_adapters')}: vLLM chooses among adapters that it adds itself; type"
-                " --lora-unmerged, too."
-            )
+        check_adapters(settings)
         warnings = [] if is_planned_later(settings) else list(check_plan(settings).warnings)
         if not settings.args.rollout_external_engine_addrs:
             python = VLLM.engine_python(settings.args)

@@ -16,8 +16,6 @@ from slime_engine_http.api.transport import engine_error, expecting
 from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
 
-ADAPTER = "slime-adapter"
-"""Name of the shared adapter of the last update, in `server_side`'s `adapters` too; `ADAPTER.NAME` is another."""
 PREFIX = "generate-tokens-"
 """vLLM puts it before the id of a request; an abort needs the whole id."""
 _SAME = (
@@ -43,11 +41,9 @@ class VllmWire(Wire):
     path = "/inference/v1/generate"
 
     def __init__(self, decode: Decode, adapters: Callable[[], Sequence[str] | None] = lambda: None) -> None:
-        """Set the function that makes text of token ids, and one that returns the adapters that servers have.
-
-        They are the names besides the shared adapter, or None where requests go to the model itself.
-        """
-        self._decode, self._adapters = decode, adapters
+        """Set the function that makes text of token ids, and the one of `Wire`."""
+        super().__init__(adapters)
+        self._decode = decode
 
     def check(self, params: Mapping[str, Any]) -> None:
         """Raise EngineError if a parameter is SGLang's alone."""
@@ -75,11 +71,8 @@ class VllmWire(Wire):
         }
         if salt := body.get("extra_key"):
             sent["cache_salt"] = salt
-        adapter, known = body.get("lora_path"), self._adapters()
-        if adapter is not None and adapter not in (known or ()):
-            raise EngineError(f"adapter {adapter!r} is not served; servers have: {' '.join(known or ()) or 'none'}")
-        if known is not None:
-            sent["model"] = ADAPTER if adapter is None else f"{ADAPTER}.{adapter}"
+        if (adapter := self.adapter_of(body)) is not None:
+            sent["model"] = adapter
         return sent
 
     def reader(self, url: str, body: Mapping[str, Any]) -> VllmReader:

@@ -98,7 +98,7 @@ def test_every_project_of_the_repository_is_built() -> None:
     folders = release.distributions()
     assert folders[:4] == [".", "compat", "plugins", "plugins/rewards/math"]
     plugins = {f"plugins/{folder}" for folder in release.Folders(ROOT).all}
-    assert {*folders} >= {*plugins, "benchmarks/clock", "examples/third_party_plugin"}
+    assert {*folders} >= {*plugins, "examples/third_party_plugin"}
     assert len(folders) == len({*folders})
 
 

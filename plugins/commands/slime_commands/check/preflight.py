@@ -39,6 +39,9 @@ from slime_core.sample import Sample
 
 ROWS_READ = 64
 """Rows of each data set that are read, spread evenly."""
+_MANY = 8
+"""Rows from which on a value that all have is reported."""
+_POINTER = b"version https://git-lfs"
 _HEADROOM = 1.1
 _MOST_EXPORTS = 10_000
 _SLOW_PRODUCTS = 3.0
@@ -177,7 +180,26 @@ def _rows(
         message = f"{origin}: {columns.label!r} (--label-key) is null in {unlabelled} of {len(usable)} rows read"
         findings.append(Finding("data", Level.WARNING, message))
     findings += _sizes(max(len(sample.tokens) for _, sample in usable), total, origin, limits)
+    findings += _alike([sample for _, sample in usable], origin)
     return usable, findings
+
+
+def _alike(samples: list[Sample], origin: str) -> Iterator[Finding]:
+    """Report rows that teach nothing: all alike, or with the answer at the end of the prompt."""
+    if len(samples) < _MANY:
+        return
+    prompts = [str(sample.prompt) for sample in samples]
+    labels = [str(sample.label).strip() for sample in samples if sample.label is not None]
+    for words, values in (("prompt", prompts), ("label", labels)):
+        if len(values) == len(samples) and len(set(values)) == 1:
+            text = f"{origin}: all {len(samples)} rows read have the {words} {values[0][:60]!r}; name another column"
+            yield Finding("data", Level.WARNING, text)
+    if len(labels) < len(samples) or not all(label and label in prompt for prompt, label in zip(prompts, labels)):
+        return
+    ends = {prompt.rpartition(label)[2] for prompt, label in zip(prompts, labels)}
+    if len(ends) == 1:  # of the chat template, if anything
+        text = f"{origin}: each of the {len(samples)} prompts read ends with its label, so the answer is known"
+        yield Finding("data", Level.WARNING, text)
 
 
 def _sizes(longest: int, total: int, origin: str, limits: _Limits) -> Iterator[Finding]:
@@ -201,6 +223,10 @@ def _tokenizer(run: Prepared, tokenizer: Any) -> Iterator[Finding]:
     back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
     if back != text:
         yield Finding("tokenizer", Level.NOTE, f"text does not survive encoding: {text!r} comes back as {back!r}")
+    if "" in (run.args.rollout_stop or ()):
+        yield Finding(
+            "tokenizer", Level.ERROR, f"{run.settings.cite('rollout_stop')}: every answer has the empty string"
+        )
     if beyond := [i for i in run.args.rollout_stop_token_ids or () if not 0 <= i < len(tokenizer)]:
         text = f"the tokenizer has {len(tokenizer)} tokens, and no {', '.join(map(str, beyond))}"
         yield Finding("tokenizer", Level.ERROR, f"{run.settings.cite('rollout_stop_token_ids')}: {text}")
@@ -350,6 +376,9 @@ def _disk(run: Prepared) -> Iterator[Finding]:
 
 def num_elements(path: Path) -> int:
     """Return the elements of a file of weights. Raises ConfigError for one that is cut."""
+    with path.open("rb") as weights:
+        if weights.read(len(_POINTER)) == _POINTER:
+            raise ConfigError(f"{path} is a pointer of Git LFS, not the weights; type git lfs pull in its directory")
     try:
         with safe_open(path, framework="pt") as file:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

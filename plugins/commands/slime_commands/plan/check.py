@@ -87,12 +87,20 @@ def choices(settings: Settings, parameters: int) -> Iterator[Finding]:
     lora = args.lora_rank is not None
     if parameters and (why := complaint(args.lr, parameters, lora=lora, small=settings.command == "train")):
         yield Finding("settings", Level.WARNING, f"{settings.cite('lr')}: {why}")
+    steps = (args.num_rollout or 0) * (args.num_steps_per_rollout or 1)
+    if 0 < steps < args.lr_warmup_iters:
+        text = f"{settings.cite('lr_warmup_iters')}: the run has {steps} steps, so its learning rate never reaches"
+        yield Finding("settings", Level.WARNING, f"{text} {args.lr:g} ({page})")
     if settings.command == "sft" or args.loss_type != "policy_loss":
         return
     if not COLD <= args.rollout_temperature <= HOT:
         alike = "the answers of a group are alike" if args.rollout_temperature < COLD else "answers are noise"
         text = f"{settings.cite('rollout_temperature')}: {alike}; 0.7 to 1.0 is usual ({page})"
         yield Finding("settings", Level.WARNING, text)
+    if args.eps_clip == 0:
+        yield Finding(
+            "settings", Level.WARNING, f"{settings.cite('eps_clip')}: clips every change; 0.2 is usual ({page})"
+        )
     for name, on in (("kl_loss_coef", args.use_kl_loss), ("kl_coef", True)):
         if on and getattr(args, name) > _LARGEST_KL:
             text = f"{settings.cite(name)}: holds the policy where it is; 0.001 to 0.05 is usual ({page})"

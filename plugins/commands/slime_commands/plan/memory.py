@@ -15,7 +15,6 @@ than is in use; measured peaks lie within FACTOR of it.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -324,9 +323,14 @@ def shown(num_bytes: float) -> str:
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, Sequence[int]]]:
-    """Yield names and shapes of a safetensors file, whose header is an 8-byte length and JSON of that length."""
+    """Yield names and shapes of a safetensors file, whose header is an 8-byte length and JSON of that length.
+
+    Raises OSError, ValueError.
+    """
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+        length = int.from_bytes(file.read(8), "little")
+        if not length or length > path.stat().st_size:
+            raise ValueError(f"{path} has no header of safetensors")
         header: Mapping[str, Any] = json.loads(file.read(length))
     for name, entry in header.items():
         if name != "__metadata__":

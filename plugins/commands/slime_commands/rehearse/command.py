@@ -54,7 +54,8 @@ def run(argv: list[str]) -> int:
         value = getattr(own, name)
         if value is not None and value <= 0:
             raise ConfigError(f"slime rehearse: --{name.replace('_', '-')} {value:g} must be more than 0")
-    from slime_commands.rehearse.rehearsal import Options, rehearse
+    from slime_commands.rehearse.rehearsal import rehearse
+    from slime_commands.rehearse.scaled import Options
 
     options = Options(own.command, own.num_gpus, own.processes, own.seconds, own.stand_ins, own.until)
     with TemporaryDirectory(prefix="slime-rehearse-") as folder:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_runs.files import file_names, parse_name
+from slime_runs.files import file_names, parse_name, read_frames, sample_files
 from slime_runs.run import Run, RunError
 
 from slime_core.checkpoint.store import find, read_state
@@ -28,7 +28,7 @@ SLOW_S = 2.5
 """Seconds from which a call of a hook or function is reported."""
 _USER_CODE = ("hook plugin", "--")
 """Beginnings of the names of such calls."""
-_END_S = 30.0
+_END_S = 60.0
 """Seconds that the resumed run gets to commit and end after SIGTERM."""
 _TAIL = 12
 """Lines of output shown if there is no error line."""
@@ -40,8 +40,8 @@ class Outcome:
 
     status: int | None
     """Exit status; None if it was killed on purpose or did not end."""
-    late: bool = False
-    """True if it was ended because its time was over."""
+    late: str = ""
+    """The deadline that was over; empty if it ended in time."""
     waits: list[str] = field(default_factory=list)
     """Waits of a run that was late."""
     error: str = ""
@@ -80,12 +80,14 @@ class SmallRun:
         process.start(argv, self.environment)
         try:
             status = self._wait(process, began + seconds, lambda: self._is_there(before))
-            late = status is None and not self._is_there(before)
+            late = (
+                "" if status is not None or self._is_there(before) else f"not done within {seconds:.0f} s (--seconds)"
+            )
             waits = self._waits() if late else []
             if status is None and not late:
                 process.signal(signal.SIGTERM if more else signal.SIGKILL)
                 status = process.wait(_END_S)
-                late = status is None
+                late = "" if status is not None else f"not ended {_END_S:.0f} s after SIGTERM"
                 status = None if status == 128 + signal.SIGKILL and not more else status
         finally:
             process.kill()
@@ -106,6 +108,14 @@ class SmallRun:
         path = self.directory / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return [json.loads(line) for line in lines if line.strip().endswith("}")]
+
+    def failure(self, share: float) -> str:
+        """Return the share of samples that failed, with the first failure."""
+        for path in sample_files(self.directory / "samples"):
+            for sample in (row for _, rows in read_frames(path) for row in rows):
+                if failure := sample.get("metadata", {}).get("failure"):
+                    return f"{share:.0%} of the samples failed: {failure['where']}: {failure['error']}"
+        return f"{share:.0%} of the samples failed"
 
     def stage(self) -> str:
         """Return the stage in which a run without a commit ended, by the records that are there."""

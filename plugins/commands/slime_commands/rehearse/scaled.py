@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from slime_core.config.spec import flag_specs
 from slime_core.config.support import BY_COMPONENT, OF_TRAINERS
 from slime_core.config.yaml_file import dump_value
 from slime_core.data.dataset import split_path
+from slime_core.errors import ConfigError
 from slime_core.plugins.presets import load_settings
-from slime_core.protocols import EngineTraits, TrainerTraits, traits_of
+from slime_core.protocols import Args, EngineTraits, TrainerTraits, traits_of
 
 TOKENS = 16
 """Largest number of tokens of a response."""
@@ -57,6 +58,14 @@ _OF_MODEL = (
     "seq_length",
 )  # fmt: skip
 """Flags that state the architecture, or follow from its sizes."""
+_OF_SERVERS = ("sglang_config", "prefill_num_servers", "sglang_router_ip", "sglang_router_port")
+"""Settings of several servers, and of a router that runs already."""
+_ON_CPU = (
+    "sglang_context_length", "sglang_max_running_requests", "sglang_reasoning_parser", "sglang_tool_call_parser",
+    "sglang_stream_interval", "vllm_max_model_len", "vllm_max_num_seqs", "vllm_stream_interval", "vllm_hf_overrides",
+    "vllm_enable_prefix_caching",
+)  # fmt: skip
+"""Flags of engines that mean the same on a CPU."""
 _TRACKERS = ("use_wandb", "use_tensorboard")
 _OUTPUT = ("save_debug_rollout_data", "save_debug_train_data", "save_hf", "dump_details", "ci_save_grad_norm")
 _AT_MOST: Mapping[str, float] = {
@@ -68,6 +77,21 @@ _AT_MOST: Mapping[str, float] = {
 }  # fmt: skip
 """Setting -> its largest value in a rehearsal."""
 DEADLINES = ("rollout_timeout", "rm_timeout", "environment_step_timeout", "user_code_timeout")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    command: str = "train"
+    num_gpus: int | None = None
+    processes: int = 4
+    """Largest number of trainer processes."""
+    seconds: float | None = None
+    """Seconds for each start of the small run; None: by the number of processes."""
+    stand_ins: bool = False
+    until: str = "resume"
+    """Last stage."""
 
 
 def given(settings: Settings) -> dict[str, Any]:
@@ -124,6 +148,8 @@ class Here:
     """Pipeline stages."""
     data_parallel: int = 1
     processes: int = 1
+    servers: int = 0
+    """Servers of the engine."""
     layout: str = ""
     """Parallel sizes in words; empty for one process."""
     gaps: list[str] = field(default_factory=list)
@@ -206,10 +232,42 @@ def _place_layout(settings: Settings, trainer: Any, here: Here, most: int) -> No
 
 
 def _place_engine(settings: Settings, engine: Any, here: Here) -> None:
+    """Let the engine start one server on this CPU, or leave it out."""
     if not (hasattr(engine, "launch_plan") or traits_of(engine, EngineTraits).runs_elsewhere):
         return
+    args, values = settings.args, here.values
+    if not hasattr(engine, "missing") or args.rollout_external_engine_addrs:
+        leave_out_servers(settings, here, "its servers run elsewhere")
+        return
+    own, beside = _missing(engine, args), ""
+    if own and args.engine_python:
+        beside = _missing(engine, args.model_copy(update={"engine_python": None}))
+        values.pop("engine_python", None)
+    if own and (beside or not args.engine_python):
+        leave_out_servers(settings, here, own)
+        return
+    values |= {"rollout_num_gpus": 1, "rollout_num_gpus_per_engine": 1}
+    here.servers = 1
+    here.gaps.append(f"--rollout-engine {args.rollout_engine}: one server of one process, on this CPU")
+    left = [flag_specs()[name].flag for name in _OF_SERVERS if values.pop(name, None) is not None]
+    left += _leave_out(here, "rollout_engine", kept=_ON_CPU)
+    if left:
+        here.gaps.append(f"not on a CPU, so checked only: {', '.join(left)}")
+
+
+def _missing(engine: Any, args: Args) -> str:
+    """Return the reason why the engine's program cannot run here; empty if it can."""
+    try:
+        return str(engine.missing(args))
+    except ConfigError as error:
+        return str(error)
+
+
+def leave_out_servers(settings: Settings, here: Here, reason: str) -> None:
+    """Let the embedded engine take the place of the run's engine."""
     name = settings.args.rollout_engine
-    here.gaps.append(f"--rollout-engine {name}: its servers, and weights on their way there; flags were checked")
+    here.gaps.append(f"--rollout-engine {name}: {reason}; the embedded engine takes its place, flags were checked")
+    here.servers = 0
     here.values["rollout_engine"] = WITHOUT_FLAGS
     _leave_out(here, "rollout_engine")
     others = BY_COMPONENT.keys() - OF_TRAINERS.keys()
@@ -220,13 +278,16 @@ def _place_engine(settings: Settings, engine: Any, here: Here) -> None:
         del here.values[setting]
 
 
-def _leave_out(here: Here, chooses: str) -> None:
-    """Remove the pass-through flags of a backend that the rehearsal does not have."""
+def _leave_out(here: Here, chooses: str, kept: Collection[str] = ()) -> list[str]:
+    """Remove the pass-through flags of a backend that the rehearsal does not have, and return them."""
     owners, _ = find_owners([], {})
-    for name in [name for name in here.values if name not in flag_specs() and name != "custom"]:
+    left = []
+    for name in [name for name in here.values if name not in flag_specs() and name not in ("custom", *kept)]:
         owner = find_foreign(owners, name)
         if owner is not None and owner.chooses == chooses:
             del here.values[name]
+            left.append(f"--{name.replace('_', '-')}")
+    return left
 
 
 def with_model(here: Here, directory: Path, *, small: bool) -> None:
@@ -273,15 +334,22 @@ def settings_small(settings: Settings, here: Here, folder: Path) -> dict[str, An
         values["log_probs_chunk_size"] = 128
     if args.save_hf:
         values["save_hf"] = str(folder / "exports" / "{rollout_id}")
-    if args.update_weight_disk_dir and "update_weight_disk_dir" in values:
-        values["update_weight_disk_dir"] = str(folder / "weights")
-    if args.eval_datasets:
-        path = folder / "evaluation.yaml"
-        sets = ", ".join(dump_value(_small_set(dataset)) for dataset in args.eval_datasets)
-        path.write_text(f"eval:\n  datasets: [{sets}]\n", encoding="utf-8")
-        values |= {"eval_config": str(path), "eval_interval": 1 if args.eval_interval else None}
-        values.pop("eval_max_response_len", None)
-    return values
+    for name in ("update_weight_disk_dir", "update_weight_local_checkpoint_dir"):
+        if values.get(name):
+            values[name] = str(folder / name)
+    return values | _evaluation(args, folder)
+
+
+def _evaluation(args: Args, folder: Path) -> dict[str, Any]:
+    """Write small evaluation data sets, and return the settings that name them."""
+    if not args.eval_datasets:
+        return {}
+    path = folder / "evaluation.yaml"
+    sets = ", ".join(dump_value(_small_set(dataset)) for dataset in args.eval_datasets)
+    path.write_text(f"eval:\n  datasets: [{sets}]\n", encoding="utf-8")
+    return {
+        "eval_config": str(path), "eval_interval": 1 if args.eval_interval else None, "eval_max_response_len": None
+    }  # fmt: skip
 
 
 def _small_set(dataset: EvalDataset) -> dict[str, Any]:

@@ -10,16 +10,18 @@ import asyncio
 import copy
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_core.config import Settings
 from slime_core.data.dataset import open_rows
 from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import DataError, SlimeError
 from slime_core.launch.prepare import Prepared
 from slime_core.protocols import Args
+from slime_core.protocols.command import Level
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample, SampleStatus
@@ -63,6 +65,8 @@ class Scores:
     """Rows of which all answers were scored."""
     distinct: int = 0
     """Rows for which not all answers got the same reward."""
+    inverted: int = 0
+    """Rows for which the best right answer got less than the best wrong one."""
     kept: int = 0
     """Groups that the dynamic filter kept."""
     judged: int = 0
@@ -70,6 +74,35 @@ class Scores:
     filter_error: str = ""
     seconds: float = 0.0
     """Mean seconds of an answer."""
+
+    def problems(self, settings: Settings) -> Iterator[tuple[Level, str, int]]:
+        """Yield (level, text, rollouts that a run does before)."""
+        args = settings.args
+        per_rollout = args.rollout_batch_size or 1
+        for bad, what in ((self.unread, "cannot be read"), (self.failed, "cannot be scored")):
+            if bad:
+                number, error = bad[0]
+                more = f"; {len(bad)} of {self.rows} rows" if len(bad) > 1 else ""
+                whole = bad is self.unread or len(bad) == self.rows
+                text = f"row {number + 1} of {args.prompt_data} {what}: {error}{more}"
+                yield Level.ERROR if whole else Level.WARNING, text, number // per_rollout
+        reward = settings.cite("custom_rm_path" if args.custom_rm_path else "rm_type")
+        filter_named = args.dynamic_sampling_filter_path is not None
+        if self.compared and not self.distinct:
+            paid = " or ".join(sorted(map(str, self.values))[:3])
+            text = f"{reward}: every answer to {self.compared} rows, right or wrong, gets {paid}: nothing is learned"
+            yield Level.ERROR if filter_named else Level.WARNING, text, 0
+        if self.compared and self.inverted == self.compared:
+            text = f"{reward}: pays wrong answers more than right ones in each of {self.compared} rows"
+            yield Level.WARNING, text, 0
+        if self.filter_error:
+            yield Level.ERROR, self.filter_error, 0
+        elif self.judged and not self.kept:
+            cited = settings.cite("dynamic_sampling_filter_path")
+            text = f"{cited}: keeps none of {self.judged} groups with different rewards, so a rollout never fills"
+            yield Level.ERROR, text, 0
+        if self.seconds > SLOW_S:
+            yield Level.WARNING, f"{reward}: {self.seconds:.1f} s an answer", 0
 
 
 def score_rows(run: Prepared) -> Scores:
@@ -178,6 +211,7 @@ def _count(scores: Scores, args: Args, filters: FilterStage, group: Sequence[Sam
     if len(set(values)) < 2:
         return
     scores.distinct += 1
+    scores.inverted += group[0].label is not None and max(values[: len(_RIGHT)]) < max(values[len(_RIGHT) :])
     if args.dynamic_sampling_filter_path is None or scores.filter_error:
         return
     high = max(range(len(values)), key=lambda i: values[i])

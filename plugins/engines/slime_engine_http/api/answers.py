@@ -9,14 +9,17 @@ the mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 
+from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
 from slime_engine_http.api.transport import engine_error, expecting
 
+ADAPTER = "slime-adapter"
+"""Servers' name of the shared adapter of the last update; `ADAPTER.NAME` is one of `--lora-adapters`."""
 MASK = "output_token_sampling_mask"
 """Key of `meta_info`: for each token the ids that sampling could choose."""
 
@@ -33,12 +36,32 @@ class Wire:
 
     path = "/generate"
 
+    def __init__(self, adapters: Callable[[], Sequence[str] | None] = lambda: None) -> None:
+        """Set the function that returns the adapters that servers have.
+
+        They are the names besides the shared adapter, or None where requests go to the model itself.
+        """
+        self._adapters = adapters
+
+    def adapter_of(self, body: Mapping[str, Any]) -> str | None:
+        """Return the servers' name of the adapter that SGLang's body asks for; None for the model itself.
+
+        Raises EngineError for an adapter that servers do not have.
+        """
+        adapter, known = body.get("lora_path"), self._adapters()
+        if adapter is not None and adapter not in (known or ()):
+            raise EngineError(f"adapter {adapter!r} is not served; servers have: {' '.join(known or ()) or 'none'}")
+        if known is None:
+            return None
+        return ADAPTER if adapter is None else f"{ADAPTER}.{adapter}"
+
     def check(self, params: Mapping[str, Any]) -> None:
         """Raise EngineError if the servers do not support sampling parameters that are valid for SGLang."""
 
     def request(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body to send for SGLang's."""
-        return body
+        """Return the body to send for SGLang's. Raises EngineError as `adapter_of`."""
+        adapter = self.adapter_of(body)
+        return body if adapter is None else {**body, "lora_path": adapter}
 
     def reader(self, url: str, body: Mapping[str, Any]) -> Reader:
         """Return a reader of the answer from the server `url` to SGLang's `body`."""

@@ -68,6 +68,21 @@ def check_sampling_mask(settings: Settings) -> None:
         )
 
 
+def check_adapters(settings: Settings) -> None:
+    """Raise ConfigError for settings of adapters that servers with LoRA layers of their own exclude."""
+    args = settings.args
+    if args.lora_unmerged and args.check_weight_update_equal:
+        raise ConfigError(
+            f"{settings.cite('check_weight_update_equal')}: servers have no checksums of adapters; remove it, or"
+            f" {settings.cite('lora_unmerged')}."
+        )
+    if args.lora_adapters and not args.lora_unmerged:
+        raise ConfigError(
+            f"{settings.cite('lora_adapters')}: servers choose among adapters that they add themselves; type"
+            " --lora-unmerged, too."
+        )
+
+
 class HttpEngine(Control):
     """Constructed as `HttpEngine(args)`; connects in `start`. Subclasses bring their servers in `_find_workers`."""
 
@@ -98,7 +113,7 @@ class HttpEngine(Control):
     def __init__(self, args: Args) -> None:
         super().__init__(self.http_class(timeout=args.rollout_timeout or 3600.0, proxy=args.http_proxy), WorkerPool([]))
         self._args = args
-        self.wire = Wire()
+        self.wire = Wire(self.adapters)
         """Form of requests for tokens."""
         self.router: Router | None = None
         self.weights = self.updates_class(self.http, self.pool, args)
@@ -124,6 +139,10 @@ class HttpEngine(Control):
                 " --update-weight-puller-addrs HOST:PORT ... (slime pull-weights)"
             )
         return without_deltas(settings)
+
+    def adapters(self) -> Sequence[str] | None:
+        """Return the names of `--lora-adapters` once the servers have them; None if they serve merged weights."""
+        return self._args.lora_adapters if self._args.lora_unmerged and self.pool.version_wanted is not None else None
 
     # -- life ------------------------------------------------------------------------------------------
 

@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CHECK = "check"
 """Name used instead of a transport when the servers' weights are compared."""
-BY_FILES = ("disk", "delta", CHECK)
-"""Transports that every server supports, without a session."""
+ADAPTERS = "adapters"
+"""Name used instead of a transport when servers replace their adapters."""
+BY_FILES = ("disk", "delta", ADAPTERS, CHECK)
+"""Transports without a session, whose weights stay for a server to be brought back."""
 _LEAVE_S = 5.0
 _BEFORE_WRITING = ("Failed to get weights iterator", "nothing was written")
 """Error messages of each SGLang process for files that it could not open, and of slime's part of vLLM."""

@@ -61,14 +61,13 @@ def sample(run: WatchedRun, wanted: Filter, start: int | None) -> dict[str, Any]
     found = find_sample(run, wanted)
     entry = found.entry
     given = run.trained(entry.rollout, {entry.key[0]}).get(entry.key) if entry.fate == "trained" else None
-    siblings = run.index().find(
-        Filter(rollout=entry.rollout, data_set=entry.data_set or "", group_index=entry.group_index), limit=1000
-    )
+    group = Filter(rollout=entry.rollout, data_set=entry.data_set or "", group_index=entry.group_index)
+    siblings = [] if entry.group_index is None else run.index().find(group, limit=1000)
     return {
         **answer(run, found, given),
         "prompt": [message(one) for one in found.messages],
         "label": label(found),
-        "siblings": [[one.sample_index, one.part] for one in siblings] if entry.group_index is not None else [],
+        "siblings": [[one.sample_index, one.part, one.score] for one in siblings],
         "tokens": tokens_of(run, found, given or {}, start),
         "metadata": plain(json.dumps(found.row.get("metadata"), indent=1, ensure_ascii=False), _LONGEST),
         "images": _images(found.row.get("multimodal_inputs")),

@@ -153,6 +153,23 @@ def test_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
         own_address("no such host")
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--lora-adapters a b", r"--lora-adapters 'a' 'b' .*type --lora-unmerged"),
+        ("--lora-unmerged --check-weight-update-equal", "--check-weight-update-equal .*no checksums of adapters"),
+        ("--lora-unmerged --update-weight-pause-mode retract", "--update-weight-pause-mode 'retract' .*type abort"),
+        ("--lora-unmerged --update-weight-transport disk", "--update-weight-transport 'disk' .*shares with this run"),
+        ("--lora-unmerged --rollout-external-engine-addrs h:1", "--rollout-external-engine-addrs .*shares with this"),
+    ],
+)
+def test_what_adapters_exclude(flags: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_engine_sglang.engine.engine_python", lambda args: Path("/env/bin/python"))
+    argv = f"--hf-checkpoint /m --rollout-engine sglang --device cpu --save /s --lora-rank 8 {flags}"
+    with pytest.raises(ConfigError, match=said):
+        SglangEngine.check_settings(load_settings(argv.split(), command="serve", env={}))
+
+
 def test_a_missing_environment_or_router_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["--hf-checkpoint", "/models/m", "--rollout-engine", "sglang", "--device", "cpu", "--rollout-num-gpus", "1"]
     monkeypatch.delenv("SLIME_ENGINE_PYTHON", raising=False)

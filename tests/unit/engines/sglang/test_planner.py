@@ -172,6 +172,14 @@ def test_actor_and_frozen_judge() -> None:
     assert [s.arguments["rank"] for s in plan.servers] == [0, 1, 2]
     assert actor.router is not None
     assert judge.router is not None
+    lora = "--lora-rank 12 --lora-adapters a b --lora-unmerged --actor-num-gpus-per-node 4 --num-gpus-per-node 12"
+    plan = make(f"{lora} --rollout-num-gpus 8", gpus=12, yaml=TWO_MODELS)
+    told = [{k: v for k, v in s.arguments.items() if "lora" in k} for m in plan.models for s in m.servers]
+    assert told[0] == told[1] == {
+        "enable_lora": True, "max_lora_rank": 12, "max_loras_per_batch": 4,
+        "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    }  # fmt: skip
+    assert told[2] == {}, "a judge has no adapters"
 
 
 def test_a_model_of_placeholders_is_none_that_serves() -> None:

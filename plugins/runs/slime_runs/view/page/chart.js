@@ -89,17 +89,23 @@ function drawn(it, width, holder) {
     const main = { label: line.name, stroke, width: 1.75, spanGaps: true, points };
     return it.smoothing ? [{ stroke: `${stroke}59`, width: 1, spanGaps: true, points: { show: false } }, main] : [main];
   });
-  const most = Math.max(0, ...it.lines.flatMap((line) => line.errors.map((error) => 1.96 * (error ?? 0))));
+  const ends = it.lines.flatMap((line) => line.values.flatMap((value, i) => (value === null || line.errors[i] === null ? [] : [-1.96, 1.96].map((by) => [value, value + by * line.errors[i]]))));
+  // With the bars of the values in view.
+  function range(_, low, high) {
+    const inView = ends.filter(([value]) => value >= low && value <= high).map(([, end]) => end);
+    const [least, most] = [low, ...inView].reduce(([a, b], end) => [Math.min(a, end), Math.max(b, end)], [high, high]);
+    return low === null || !(least || most) ? [0, 1] : plot.rangeNum(least, most, 0.1, true);
+  }
   const made = new plot(
     {
       width,
       height: HEIGHT,
       legend: { show: false },
-      scales: { x: { time: false }, y: { range: (_, low, high) => (low === null || !(low || high || most) ? [0, 1] : plot.rangeNum(low - most, high + most, 0.1, true)) } },
+      scales: { x: { time: false }, y: { range } },
       cursor: { sync: { key: it.unit, scales: ["x", null] }, drag: { x: true, y: false } },
       axes: [
         { ...axis, label: it.unit, labelSize: 16, size: 28, ...(it.unit === "rollout" ? { incrs: WHOLE } : {}) },
-        { ...axis, size: 58, values: (_, ticks) => ticks.map((tick) => number(tick, 3)) },
+        { ...axis, size: (_, ticks) => 14 + 7 * Math.max(2, ...(ticks ?? []).map((tick) => tick.length)), values: (_, ticks) => ticks.map((tick) => number(tick, 3)) },
       ],
       series: [{ label: it.unit }, ...series],
       hooks: {
@@ -185,6 +191,15 @@ function sketched({ xs, lines, marks = [], smoothing, unit, pick }) {
     });
   }
   return picture;
+}
+
+// A small line without axes; "" for less than two values.
+export function spark(all) {
+  const values = all.filter((_, i) => i % Math.ceil(all.length / 100) === 0);
+  if (values.length < 2) return "";
+  const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  const points = values.map((value, i) => `${((i / (values.length - 1)) * 96 + 2).toFixed(1)},${(20 - ((value - low) / (high - low || 1)) * 16).toFixed(1)}`);
+  return svg("svg", { width: 100, height: 22, viewBox: "0 0 100 22", preserveAspectRatio: "none", "aria-hidden": "true", class: "spark" }, svg("polyline", { points: points.join(" "), class: "line c0" }));
 }
 
 // Bars over [low, high) bins; `pick(bin or null)` when one is clicked.

@@ -8,6 +8,12 @@ export function plain(text) {
   });
 }
 
+const SPECIAL = /(<\|[^\s|]{1,40}\|>|<\/?s>)/;
+
+// Text whose special tokens, as <|im_end|>, stand back.
+export const spoken = (text) => text.split(SPECIAL).map((part, i) => (i % 2 ? h("span.special.dim", part) : part));
+export const isSpecial = (text) => text.replace(SPECIAL, "") === "" && text !== "";
+
 // People count rollouts from 1, addresses and answers from 0. An evaluation has the number of rollouts before it.
 export function rolloutNumber(rollout, dataSet) {
   return dataSet ? Number(rollout) : Number(rollout) + 1;
@@ -109,9 +115,9 @@ export function cell(value) {
   return h("td", {}, shown ? value : json(value)); // an object in the first place would be attributes
 }
 
-// A card: a name, its number, and a line of words.
-export function card(name, value, words = "", attributes = {}) {
-  return h("div.tile", attributes, h("div.name", name), h("div.value", value), h("div.words", words));
+// A card: a name, its number, a line of words, and a small curve.
+export function card(name, value, words = "", curve = "") {
+  return h("div.tile", h("div.name", name), h("div.value", value), h("div.words", words), curve);
 }
 
 export const empty = (...words) => h("p.empty", ...words);

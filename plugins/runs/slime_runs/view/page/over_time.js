@@ -98,9 +98,18 @@ export async function timelinePage(asked) {
     samples.some((one) => one.outside) ? h("p.dim", "The trace has how long a sample's tools took, not when: they are drawn behind its engine.") : null,
     holder,
     h("h2", "Time"),
-    table(["stage", h("td.opt"), "in all", "each", "longest"], facts.map((row) => h("tr", row.map((one) => (one instanceof HTMLTableCellElement ? one : h("td", one)))))),
+    table(["stage", h("td.opt"), ...["in all", "each", "longest"].map((name) => h("th.num", { scope: "col" }, name))], facts.map((row) => h("tr", row.map((one) => (one instanceof HTMLTableCellElement ? one : h("td", one)))))),
   );
   return { title, crumbs, view, turn };
+}
+
+// Round times in [low, high], at most eight.
+function round(low, high) {
+  const least = (high - low) / 8 || 1;
+  const power = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= least);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, i) => (first + i) * step);
 }
 
 function picture(rows, samples, parts, low, until, byGroup) {
@@ -122,11 +131,11 @@ function picture(rows, samples, parts, low, until, byGroup) {
     const most = Math.max(...counts);
     return counts.flatMap((count, bin) => (count ? [bar(low + bin * size, low + (bin + 1) * size, y + full * (1 - count / most), full * (count / most), row.kind, `${row.name}: ${number(count, 3)} at a time, at most ${number(most, 3)}`)] : []));
   };
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => [part, low + part * (until - low)]);
+  const ticks = round(low, until);
   return svg(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, class: "gantt", role: "img", "aria-label": `${rows.map((row) => row.name).join(", ")} over ${seconds(until - low)}; the table has the numbers` },
-    ...ticks.map(([, at]) => svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height - 16, class: "tick" })),
+    ...ticks.map((at) => svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height - 16, class: "tick" })),
     ...rows.flatMap((row, i) => [svg("text", { x: 2, y: i * ROW + 14 }, row.name), ...drawn(row, i)]),
     svg("text", { x: 2, y: tall + 8 }, byGroup ? "each group" : "each sample"),
     svg("g", { class: byGroup ? "groups" : "" }, ...samples.flatMap((one, i) => {
@@ -134,7 +143,7 @@ function picture(rows, samples, parts, low, until, byGroup) {
       const what = `group ${one.group}, sample ${one.sample}: ${one.prompt} + ${one.new} tokens, ${one.turns} turns, ${one.status}`;
       return parts[i].map(([kind, from, to]) => bar(from, to, tall + lane[i] * LANE, LANE - 1, kind, `${what}; ${kind} ${seconds(to - from)}`));
     })),
-    ...ticks.map(([part, at]) => svg("text", { x: x(at), y: height - 3, "text-anchor": part === 1 ? "end" : part ? "middle" : "start" }, seconds(at))),
+    ...ticks.map((at) => svg("text", { x: x(at), y: height - 3, "text-anchor": x(at) > width - 40 ? "end" : "middle" }, seconds(at))),
   );
 }
 

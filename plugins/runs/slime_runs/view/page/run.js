@@ -1,6 +1,7 @@
 // One run: its few important numbers, curves, incidents, evaluations, samples, rollouts, settings, plugins.
 
 import { ask, isReport, link, query, tell } from "./api.js";
+import { spark } from "./chart.js";
 import { curves } from "./curves.js";
 import { bytes, card, empty, h, json, number, percent, renew, rolloutNumber, rowsOf, runName, seconds, signed, table, walker } from "./dom.js";
 import { state } from "./runs.js";
@@ -63,7 +64,7 @@ function facts(found, run, data) {
 function note(found, run) {
   if (isReport) return found.note ? h("p.note", found.note) : null;
   const said = h("span.dim", { role: "status" });
-  const text = h("textarea", { rows: 2, maxlength: 10000 });
+  const text = h("textarea", { rows: 1, maxlength: 10000 });
   text.value = found.note;
   async function save(event) {
     event.preventDefault();
@@ -88,13 +89,13 @@ function cards(found, data) {
     made.push(card("Rollouts", [number(found.done), h("small", ` of ${number(found.of)}`)], each === null ? "" : `${seconds(each)} each${left}`));
   }
   const reward = known("rollout/raw_reward");
-  if (reward.length) made.push(card("Reward", number(reward.at(-1), 3), `${signed(reward.at(-1) - reward[0])} since the first rollout`));
+  if (reward.length) made.push(card("Reward", number(reward.at(-1), 3), `${signed(reward.at(-1) - reward[0])} since the first rollout`, spark(reward)));
   for (const [name, [first, value]] of Object.entries(found.evaluations)) made.push(heldOut(name, first, value, data, found));
-  if (last("perf/tokens_per_sec") !== null) made.push(card("Tokens/s", number(Math.round(last("perf/tokens_per_sec"))), "answer tokens, newest rollout"));
+  if (last("perf/tokens_per_sec") !== null) made.push(card("Tokens/s", number(Math.round(last("perf/tokens_per_sec"))), "answer tokens, newest rollout", spark(known("perf/tokens_per_sec"))));
   const gap = last("train/train_rollout_logprob_abs_diff");
-  if (gap !== null) made.push(card("Log-prob gap", number(gap, 2), gap > HIGH_GAP ? h("span.bad", "high: trainer and engine differ") : "trainer against engine, nats"));
+  if (gap !== null) made.push(card("Log-prob gap", number(gap, 2), gap > HIGH_GAP ? h("span.bad", "high: trainer and engine differ") : "trainer against engine, nats", spark(known("train/train_rollout_logprob_abs_diff"))));
   const truncated = last("rollout/truncated_ratio");
-  if (truncated !== null) made.push(card("Truncated", percent(truncated), "of the newest answers"));
+  if (truncated !== null) made.push(card("Truncated", percent(truncated), "of the newest answers", spark(known("rollout/truncated_ratio"))));
   const count = found.noticed.length + found.stalls.length;
   made.push(card("Incidents", count ? h("span.bad", number(count)) : "0", count ? h("button.plain", { onclick: () => document.getElementById("incidents")?.scrollIntoView() }, "see them") : "none noticed"));
   return made;
@@ -106,7 +107,7 @@ function heldOut(name, first, value, data, found) {
   const half = errors.length ? 1.96 * errors.at(-1) : null;
   const interval = of && of.low !== null ? `95%: ${number(of.low, 3)} to ${number(of.high, 3)}` : half === null ? "" : `± ${number(half, 2)} (95%)`;
   const change = found.evaluation ? "" : `${signed(value - first)} since the first evaluation`;
-  return card(`Held-out: ${name}`, number(value, 3), [interval, change].filter(Boolean).join(", "));
+  return card(`Held-out: ${name}`, number(value, 3), [interval, change].filter(Boolean).join(", "), spark((data.columns[`eval/${name}`] ?? []).filter((one) => one !== null)));
 }
 
 // Seconds of a rollout in the newest part of the run; null if it is not known.

@@ -1,20 +1,13 @@
 // All runs of a directory, and some of them side by side.
 
 import { ask, link } from "./api.js";
+import { spark } from "./chart.js";
 import { curves } from "./curves.js";
-import { cell, empty, h, json, number, runName, seconds, svg, table, walker } from "./dom.js";
+import { cell, empty, h, json, number, runName, seconds, table, walker } from "./dom.js";
 
 const chosen = new Set(); // to be compared; the list is made again when a run has new data
 
 export const state = (word) => h(`span.state.${word}`, word);
-
-function spark(curve) {
-  if (curve.length < 2) return "";
-  const values = curve.map(([, value]) => value);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const points = values.map((value, i) => `${((i / (values.length - 1)) * 96 + 2).toFixed(1)},${(20 - ((value - low) / (high - low || 1)) * 16).toFixed(1)}`);
-  return svg("svg", { width: 100, height: 22, viewBox: "0 0 100 22", "aria-hidden": "true" }, svg("polyline", { points: points.join(" "), class: "line c0" }));
-}
 
 function mean(values) {
   const known = values.filter((value) => typeof value === "number");
@@ -67,9 +60,9 @@ export async function runsPage(asked) {
       h("td.opt.short", run.began === null ? "" : new Date(1000 * run.began).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" })),
       h("td.num.opt", seconds(took(run))),
       h("td.num.opt", run.of === null ? "" : `${run.done} / ${run.of}`),
-      h("td.opt", spark(run.curve)),
+      h("td.opt", spark(run.curve.map(([, value]) => value))),
       h("td.num", h("b", number(run.reward, 3))),
-      h("td", scores),
+      h("td.held", scores),
       h("td.opt", { title: run.model ?? "" }, model(run)),
     );
   }
@@ -77,7 +70,7 @@ export async function runsPage(asked) {
   const sorter = (name, kind) => h(kind, { scope: "col", "aria-sort": sort === name ? (typeof SORTED[name](found.runs[0]) === "string" ? "ascending" : "descending") : null }, h("a.sort", { href: address({ sort: name }) }, name, sort === name ? " ↓" : ""));
   const head = () => [
     "", sorter("run", "th"), sorter("state", "th"), sorter("started", "th.opt"), sorter("took", "th.num.opt"), sorter("rollouts", "th.num.opt"),
-    h("td.opt"), sorter("reward", "th.num"), "evaluations", sorter("model", "th.opt"),
+    h("td.opt"), sorter("reward", "th.num"), "held-out", sorter("model", "th.opt"),
   ];
   const parts = groups.map((value) => {
     const members = runs.filter((run) => valueOf[run.run] === value);

@@ -3,7 +3,7 @@
 
 import { again } from "./again.js";
 import { ask, isReport, link, query } from "./api.js";
-import { h, number, rolloutName, table } from "./dom.js";
+import { h, isSpecial, number, rolloutName, table } from "./dom.js";
 import { runCrumb, sampleName, weights } from "./run.js";
 import { bubble, paidBy, reward } from "./samples.js";
 import { verdicts } from "./shadows.js";
@@ -93,7 +93,7 @@ function tokenView(tokens, choose) {
     for (const end = i + length; i < end; i += 1) {
       const text = tokens.texts ? tokens.texts[i] : `${tokens.ids[i]} `;
       const span = document.createElement("span");
-      span.className = `s-${source}${all[i].mask === 0 ? " untrained" : ""}${text ? "" : " part"}`;
+      span.className = `s-${source}${all[i].mask === 0 ? " untrained" : ""}${text ? "" : " part"}${isSpecial(text) ? " special" : ""}`;
       span.dataset.i = i;
       span.textContent = text || "·";
       texts.push(text || "·");
@@ -221,7 +221,7 @@ export async function samplePage(asked) {
   const page = h(
     "div",
     found.siblings.length > 1
-      ? h("nav.siblings", { "aria-label": "answers of the group" }, h("span.dim", "answers of the group "), found.siblings.map((one) => h("a.button", { href: sibling(one), "aria-current": isThis(one) ? "page" : null }, sampleName(...one))))
+      ? h("nav.siblings", { "aria-label": "answers of the group" }, h("span.dim", "answers of the group "), found.siblings.map(([sample, part, score]) => h("a.button", { href: sibling([sample, part]), "aria-current": isThis([sample, part]) ? "page" : null }, sampleName(sample, part), score === null ? "" : [" ", h("b", { title: "reward" }, number(score, 2))])))
       : null,
     found.failure ? h("p.bad", found.failure) : null,
     h("div.controls", button, h("label", "colour by ", by), legend),

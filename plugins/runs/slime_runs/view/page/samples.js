@@ -2,7 +2,7 @@
 
 import { ask, isReport, link } from "./api.js";
 import { histogram } from "./chart.js";
-import { card, empty, h, heading, json, number, percent, rolloutName, rolloutNumber, rowsOf, signed, table, walker } from "./dom.js";
+import { card, empty, h, heading, json, number, percent, rolloutName, rolloutNumber, rowsOf, signed, spoken, table, walker } from "./dom.js";
 import { WHOLE, runCrumb, sampleLink, sampleName, weights } from "./run.js";
 
 const PAGE = 100;
@@ -23,14 +23,17 @@ export function chooser(run, withRollout, extra = []) {
   const grid = h("div.scroll", h("table.wide.rows", h("thead", h("tr", head.map(heading))), body));
   const view = h("div", count, grid, more);
 
-  function line(row) {
-    row.says = [h("td.start"), h("td.start")];
+  // Answers to one prompt follow one another: the first row of a group has a line above it.
+  function line(row, i, added) {
+    const before = i ? added[i - 1] : (rows[rows.indexOf(row) - 1] ?? null);
+    const again = !withRollout && before !== null && row.group_index !== null && before.group_index === row.group_index;
+    row.says = [h(again ? "td.start.dim" : "td.start"), h("td.start")];
     if (row.stored === false) return h("tr.dim", cells(row, (text) => text));
     const address = sampleLink(run, row);
     const group = link("group", { run, rollout: row.rollout, data_set: row.data_set, group: row.group_index });
     const links = { group_index: group, sample_index: address };
     return h(
-      "tr.row",
+      again ? "tr.row.again" : "tr.row",
       { onclick: (event) => event.target.closest("a") || (location.hash = address), "data-address": address },
       cells(row, (text, name) => (row[name] === null ? text : h("a", { href: links[name] }, text))),
     );
@@ -96,7 +99,7 @@ export function chooser(run, withRollout, extra = []) {
 // A text with the sought part marked.
 function marked(text, sought) {
   const at = sought ? text.toLowerCase().indexOf(sought.toLowerCase()) : -1;
-  return at < 0 ? [text] : [text.slice(0, at), h("mark", text.slice(at, at + sought.length)), text.slice(at + sought.length)];
+  return at < 0 ? spoken(text) : [text.slice(0, at), h("mark", text.slice(at, at + sought.length)), text.slice(at + sought.length)];
 }
 
 const inside = (value, range) => !range || (value !== null && value >= range.low && (value < range.high || (range.last && value <= range.high)));
@@ -171,7 +174,7 @@ export async function rolloutPage(asked) {
 export function pager({ before, after }, address, dataSet) {
   const step = (to, text, label) => (to === null || to === undefined ? null : h("a.button", { href: address(to), "aria-label": label }, text));
   const name = (to) => rolloutNumber(to, dataSet);
-  return [step(before, `< ${name(before)}`, `before: ${name(before)}`), step(after, `${name(after)} >`, `after: ${name(after)}`)];
+  return [step(before, `← ${name(before)}`, `before: ${name(before)}`), step(after, `${name(after)} →`, `after: ${name(after)}`)];
 }
 
 function totals(total, count) {
@@ -219,7 +222,8 @@ export function bubble(role, children, words = "") {
 
 // A message of a prompt; control tokens of the chat template alone are left out.
 function said({ role, text }) {
-  return role === "template" && text.length < CONTROL ? null : bubble(role, text);
+  if (role !== "template") return bubble(role, text);
+  return text.length < CONTROL ? null : h("details.bubble.r-template", h("summary.role", h("b", "chat template")), h("div.text", text));
 }
 
 export async function groupPage(asked) {
@@ -267,6 +271,6 @@ function answer(run, one, withPayer) {
     one.components ? h("div.dim", reward(one.components)) : null,
     withPayer ? h("div.dim", paidBy(one.paid_by)) : null,
     one.failure ? h("p.bad", one.failure) : null,
-    h("div.text", one.text),
+    h("div.text", spoken(one.text)),
   );
 }

@@ -37,7 +37,7 @@ function runItem(one, run) {
 function pages(one, page, dataSet) {
   const { run, last_rollout: rollout } = one;
   const items = [["Overview", "run", {}]];
-  if (!isReport && one.last_rollout !== null) items.push(["Best and worst samples", "samples", { what: "best" }]);
+  if (!isReport && one.last_rollout !== null) items.push(["Best and worst", "samples", { what: "best" }]);
   if (rollout !== null) items.push([`Newest rollout, ${rolloutNumber(rollout)}`, "rollout", { rollout }]);
   if (!isReport && rollout !== null) items.push(["Timeline", "timeline", { rollout }]);
   if (!isReport) items.push(...Object.keys(one.evaluations).map((name) => [`Evaluation ${name}`, "evaluation", { data_set: name }]));

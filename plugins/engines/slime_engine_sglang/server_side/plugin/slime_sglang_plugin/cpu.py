@@ -2,6 +2,7 @@
 
     start of a server                its processes are spawned, and each imports for 5 s what the first has imported
     --enable-return-routed-experts   its host buffer is registered with cudaHostRegister
+    --enable-lora                    its tables are in pinned memory
     POST /weights_checker            0.5.20 synchronises with CUDA
     processors of Qwen-VL            their module imports Qwen3.5's, which reads names of kernels for CPUs with AMX
 
@@ -11,6 +12,7 @@ replaced code, the log has a message.
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -27,7 +29,7 @@ def apply() -> None:
 
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1" or torch.cuda.is_available():
         return
-    for repair in (forked_processes, plain_host_memory, weight_checker, names_of_kernels):
+    for repair in (forked_processes, plain_host_memory, unpinned_memory, weight_checker, names_of_kernels):
         try:
             repair()
         except (ImportError, AttributeError, TypeError, KeyError) as error:
@@ -66,6 +68,23 @@ def plain_host_memory() -> None:
         return torch.empty(dims, dtype=dtype, device=device)
 
     ALLOC_MEMORY_FUNCS["cpu"] = allocate
+
+
+def unpinned_memory() -> None:
+    """Make ordinary memory where pinned memory is asked for, which torch has only with a device."""
+    import torch
+
+    def without(make: Any) -> Any:
+        @functools.wraps(make)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("pin_memory", None)
+            return make(*args, **kwargs)
+
+        return made
+
+    for name in ("tensor", "empty", "zeros", "arange"):
+        setattr(torch, name, without(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign,assignment,misc]
 
 
 def weight_checker() -> None:
