@@ -23,7 +23,12 @@ from slime_engine_vllm.flags import given_flags
 _GRACE_S = 8.0
 """Seconds from TERM to KILL: vLLM takes 2 to 3 to end its processes and to free their shared memory."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_ON_CPU: Mapping[str, Any] = {"dtype": "float32", "enforce_eager": True}
+_ON_CPU: Mapping[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    # vLLM 0.32 ends when a prompt with a seed is split: it sets back the generator, which CPUs cannot.
+    "enable_chunked_prefill": False,
+}
 
 
 def make_plan(args: Args, *, num_gpus: int | None = None, origins: Mapping[str, Origin] | None = None) -> LaunchPlan:

@@ -67,6 +67,21 @@ def test_a_seed_decides_and_ends_are_told(started: Started) -> None:
     assert biased.token_ids == [42] * 12
 
 
+def test_more_prompts_at_once_than_a_batch_has_tokens(started: Started) -> None:
+    """On CPU vLLM ends when it splits a prompt that has a seed."""
+
+    async def use(engine: VllmEngine) -> Any:
+        def ask(number: int) -> Awaitable[Any]:
+            params = {"max_new_tokens": 3, "temperature": 1.0, "sampling_seed": number, "ignore_eos": True}
+            return engine.generate([3 + (number + i) % 200 for i in range(120)], params)
+
+        return await asyncio.gather(*map(ask, range(64))), await ask(63)
+
+    together, alone = run(started, use)
+    assert [len(output.token_ids) for output in together] == [3] * 64
+    assert together[-1].token_ids == alone.token_ids
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -173,7 +173,7 @@ class Inputs:
         """Write rows where the data are not on this machine."""
         args, values, gaps = self.settings.args, here.values, self.report.gaps
         learns = args.compute_advantages_and_returns and self.engine is not None
-        elsewhere = bool(args.prompt_data) and not split_path(args.prompt_data)[0].exists()
+        elsewhere = args.prompt_data is not None and not split_path(args.prompt_data)[0].exists()
         if learns and elsewhere and args.input_key and not args.label_key:
             gaps.append("no --label-key: rows that stand in have labels; rewards that compare with a label need it")
             values["label_key"] = args.label_key = "label"

@@ -48,6 +48,7 @@ def test_on_cpu_there_are_defaults_that_the_user_may_change() -> None:
         "mem_fraction_static": 0.3,
         "sleep_on_idle": True,
         "image_processor_backend": "pil",
+        "lora_backend": "torch_native",
     }
 
 

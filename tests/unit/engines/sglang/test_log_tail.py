@@ -15,7 +15,10 @@ def tail(tmp_path: Path, text: str, begin: int = 0) -> LogTail:
     ("text", "cause"),
     [
         ('Traceback (most recent call last):\n  File "x"\nValueError: no such model\n', "ValueError: no such model"),
-        ("[2026-11-20 17:57:35] RuntimeError: a\nlater words\n", "[2026-11-20 17:57:35] RuntimeError: a"),
+        ("[2026-11-20 17:57:35] RuntimeError: a\nlater words\n", "RuntimeError: a"),
+        ("(Worker pid=1) ERROR 11-29 14:49:48 [x.py:1063] RuntimeError: a\n"
+         "(APIServer pid=2) ERROR 11-29 14:49:52 [y.py:54] vllm.v1.engine.exceptions.EngineDeadError: above\n" * 2000
+         + "(EngineCore pid=3) INFO 11-29 14:49:52 [z.py:1] ended\n", "RuntimeError: a"),
         ("usage: x\nlaunch_server.py: error: argument --dtype: invalid choice: 'f'\n",
          "launch_server.py: error: argument --dtype: invalid choice: 'f'"),
         ("torch.OutOfMemoryError: CUDA out of memory\nKilled\n", "torch.OutOfMemoryError: CUDA out of memory"),
