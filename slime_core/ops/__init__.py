@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from slime_core.ops.masking import segment_means as segment_means
     from slime_core.ops.masking import segment_sums as segment_sums
     from slime_core.ops.masking import weighted_sum as weighted_sum
-    from slime_core.ops.ratios import cispo_surrogate as cispo_surrogate
     from slime_core.ops.ratios import clipped_surrogate as clipped_surrogate
     from slime_core.ops.ratios import clipped_value_loss as clipped_value_loss
-    from slime_core.ops.ratios import icepop_weight as icepop_weight
     from slime_core.ops.ratios import importance_ratio as importance_ratio
     from slime_core.ops.ratios import interpolated_log_probs as interpolated_log_probs
     from slime_core.ops.ratios import kl_estimate as kl_estimate
@@ -31,12 +29,12 @@ if TYPE_CHECKING:
     from slime_core.ops.ratios import ratio_from_kl as ratio_from_kl
     from slime_core.ops.ratios import sequence_kl as sequence_kl
     from slime_core.ops.ratios import token_kl as token_kl
-    from slime_core.ops.ratios import truncated_weight as truncated_weight
 
 _EXPORTS = Exports(
     __name__,
     __file__,
     provided=(
+        *("cispo_surrogate", "icepop_weight", "truncated_weight"),
         *("SamplingMask", "log_probs_from_logits", "response_log_probs", "token_log_probs"),
         *("discounted_returns", "gae", "masked_gae", "pad_right", "reverse_scan", "token_rewards", "unpad"),
     ),

@@ -8,7 +8,7 @@ KL(policy || reference), for the reward and for the loss: with r = log p - log p
 k2 = r^2 / 2, k3 = exp(-r) - 1 + r (Schulman, "Approximating KL divergence", 2020). K1 and k3 are unbiased as values; as
 losses their gradients are not the KL's unless weighted with the importance ratio (DeepSeek-V3.2's "unbiased KL").
 
-Surrogates (PPO's clip, dual clip, CISPO, clipped value loss) are minimised; all inputs and outputs are [T], nothing is
+Surrogates (PPO's clip, dual clip, clipped value loss) are minimised; all inputs and outputs are [T], nothing is
 masked or reduced. What is measured between trainer and engine is a constant of the loss, over response tokens of
 several samples laid end to end; sources: OPSM, DeepSeek-V3.2; interpolation, Li et al., A-3PO (arXiv 2512.06547).
 """
@@ -54,18 +54,6 @@ def ratio_from_kl(ppo_kl: torch.Tensor) -> torch.Tensor:
 def importance_ratio(train_log_probs: torch.Tensor, rollout_log_probs: torch.Tensor) -> torch.Tensor:
     """[T] trainer / engine probability of the sampled token, detached."""
     return ratio_from_kl((rollout_log_probs - train_log_probs).detach())
-
-
-def truncated_weight(importance: torch.Tensor, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Truncated importance sampling: (clamp(w, low, high), 1.0 where that changed w), [T] each."""
-    weight = importance.clamp(low, high)
-    return weight, (weight != importance).to(importance.dtype)
-
-
-def icepop_weight(importance: torch.Tensor, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """IcePop: (w inside [low, high], 0 outside; 1.0 where dropped), [T] each."""
-    outside = (importance < low) | (importance > high)
-    return importance.masked_fill(outside, 0.0), outside.to(importance.dtype)
 
 
 def kl_estimate(
@@ -138,24 +126,6 @@ def clipped_surrogate(
             raise ValueError(f"--eps-clip-c {eps_clip_c}: must be greater than 1")
         loss = torch.where(advantages < 0, torch.minimum(-eps_clip_c * advantages, loss), loss)
     return loss, clipfrac
-
-
-def cispo_surrogate(
-    ppo_kl: torch.Tensor,
-    log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    eps_clip: float,
-    eps_clip_high: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """-stopgrad(clip(ratio)) * A * log p: every token keeps its gradient (MiniMax-M1's CISPO).
-
-    Returns:
-        Loss, and 1.0 where the ratio was clipped (detached).
-    """
-    ratio = ratio_from_kl(ppo_kl).detach()
-    high = eps_clip if eps_clip_high is None else eps_clip_high
-    clipped = ratio.clamp(1 - eps_clip, 1 + high)
-    return -clipped * advantages * log_probs, (clipped != ratio).to(ratio.dtype)
 
 
 def clipped_value_loss(

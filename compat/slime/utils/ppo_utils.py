@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from slime_estimators import returns as scan
+from slime_estimators.cispo import cispo_surrogate
 
 from slime import _missing
 from slime._log_probs import SplitLogProbs, vocabulary_group
@@ -48,8 +49,8 @@ def compute_cispo_loss(
     eps_clip: float,
     eps_clip_high: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[T] CISPO's loss and the clip indicator (`slime_core.ops.cispo_surrogate`)."""
-    return ops.cispo_surrogate(ppo_kl, log_probs, advantages, eps_clip, eps_clip_high)
+    """[T] CISPO's loss and the clip indicator (`slime_estimators.cispo`)."""
+    return cispo_surrogate(ppo_kl, log_probs, advantages, eps_clip, eps_clip_high)
 
 
 def compute_gspo_kl(

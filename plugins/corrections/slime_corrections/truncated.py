@@ -8,7 +8,7 @@ import torch
 
 from slime_core import Args, CorrectionInputs, CorrectionOutputs
 from slime_core.errors import ConfigError
-from slime_core.ops import icepop_weight, importance_ratio, truncated_weight
+from slime_core.ops import importance_ratio
 
 
 class TruncatedImportanceSampling:
@@ -41,3 +41,15 @@ class IcePop(TruncatedImportanceSampling):
 
     def _bound(self, ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return icepop_weight(ratio, self.low, self.high)
+
+
+def truncated_weight(importance: torch.Tensor, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Truncated importance sampling: (clamp(w, low, high), 1.0 where that changed w), [T] each."""
+    weight = importance.clamp(low, high)
+    return weight, (weight != importance).to(importance.dtype)
+
+
+def icepop_weight(importance: torch.Tensor, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """IcePop: (w inside [low, high], 0 outside; 1.0 where dropped), [T] each."""
+    outside = (importance < low) | (importance > high)
+    return importance.masked_fill(outside, 0.0), outside.to(importance.dtype)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
+
 from slime_core import Args, EstimatorBase, LossInputs, LossOutputs, RewardInputs
-from slime_core.ops import cispo_surrogate, group_normalize
+from slime_core.ops import group_normalize, ratio_from_kl
 
 
 class CISPO(EstimatorBase):
@@ -31,3 +33,21 @@ class CISPO(EstimatorBase):
         ppo_kl = self.policy_kl(inputs)
         loss, clipfrac = cispo_surrogate(ppo_kl, inputs.log_probs, inputs.advantages, args.eps_clip, args.eps_clip_high)
         return LossOutputs(loss=loss, metrics={"pg_clipfrac": clipfrac, "ppo_kl": ppo_kl.detach()})
+
+
+def cispo_surrogate(
+    ppo_kl: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    eps_clip: float,
+    eps_clip_high: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-stopgrad(clip(ratio)) * A * log p: every token keeps its gradient (MiniMax-M1's CISPO).
+
+    Returns:
+        Loss, and 1.0 where the ratio was clipped (detached).
+    """
+    ratio = ratio_from_kl(ppo_kl).detach()
+    high = eps_clip if eps_clip_high is None else eps_clip_high
+    clipped = ratio.clamp(1 - eps_clip, 1 + high)
+    return -clipped * advantages * log_probs, (clipped != ratio).to(ratio.dtype)

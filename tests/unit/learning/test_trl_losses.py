@@ -11,6 +11,7 @@ import pytest
 import torch
 from slime_corrections.mis import MismatchImportanceSampling
 from slime_corrections.truncated import IcePop, TruncatedImportanceSampling
+from slime_estimators.cispo import cispo_surrogate
 from slime_estimators.dr_grpo import constant
 
 from slime_core.config import Args
@@ -18,7 +19,6 @@ from slime_core.estimator import EstimatorBase
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.loss import PolicyLoss
 from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.ops.ratios import cispo_surrogate
 from slime_core.protocols import LossInputs, LossOutputs, MicroBatchOutput
 from tests.batches import train_batch
 

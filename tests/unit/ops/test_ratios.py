@@ -2,14 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slime_corrections.truncated import icepop_weight, truncated_weight
 
-from slime_core.ops.ratios import (
-    icepop_weight,
-    importance_ratio,
-    ratio_from_kl,
-    sequence_kl,
-    truncated_weight,
-)
+from slime_core.ops.ratios import importance_ratio, ratio_from_kl, sequence_kl
 
 
 def test_sequence_kl_golden() -> None:

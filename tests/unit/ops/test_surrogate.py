@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slime_estimators.cispo import cispo_surrogate
 
-from slime_core.ops.ratios import cispo_surrogate, clipped_surrogate, clipped_value_loss
+from slime_core.ops.ratios import clipped_surrogate, clipped_value_loss
 
 
 def kl_of(ratios: list[float]) -> torch.Tensor:
