@@ -15,7 +15,9 @@ def _note(event: str, args: tuple[object, ...]) -> None:
     if event == "socket.getaddrinfo":
         host = args[0]
     elif event == "socket.connect":
-        address = args[1]
+        used, address = args
+        if isinstance(used, socket.socket) and used.type == socket.SOCK_DGRAM:
+            return  # sends nothing; vLLM asks so for this machine's address
         host = address[0] if isinstance(address, tuple) else ""
     else:
         return
