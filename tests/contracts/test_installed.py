@@ -18,7 +18,6 @@ from tests.architecture.trees import LOCKSTEP
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("functions", "constant"): {"kind": "loss_reducers"},
     ("rollouts", "sft"): {"args": {"n_samples_per_prompt": 1}},
 }
 """What a subclass would set, of components that need more than their name."""

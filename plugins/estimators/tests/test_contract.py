@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_testing_contracts import suites
+from slime_testing_contracts import LossReducerContract, suites
 
 ESTIMATORS = {
     "cispo": {
@@ -105,3 +105,7 @@ LOSSES = {
 
 globals().update(suites("estimators", "slime_estimators", ESTIMATORS, globals()))
 globals().update(suites("losses", "slime_estimators", LOSSES, globals()))
+
+
+class TestConstant(LossReducerContract):
+    component = "constant"

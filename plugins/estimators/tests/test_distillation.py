@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slime_estimators.distillation import Options, pack_likeliest, unpack_likeliest
 from slime_estimators.distillation.divergence import estimate
 from slime_estimators.distillation.loss import Distillation, _likeliest
+from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError, TrainError
@@ -341,7 +342,7 @@ def test_settings_of_a_run() -> None:
     with pytest.raises(ConfigError, match=r"--use-sampling-mask.*plugins.distillation.top_k 4"):
         checked([*DISTIL, *OPD, *cut])
     moving = [*DISTIL, "--set", "plugins.distillation.teacher_rate=0.05"]
-    local = ["--use-opd", "--opd-type", "local", "--opd-teacher-load", "m"]
+    local = ["--use-opd", "--opd-type", "local", "--opd-teacher-load", str(tiny_model())]
     assert checked([*moving, *local])
     with pytest.raises(ConfigError, match=r"teacher_rate 0.05 moves a teacher in the trainer; type --opd-type local"):
         checked([*moving, *OPD])
