@@ -81,11 +81,11 @@ def test_the_adaptive_kl_coefficient_is_resumed(tiny: TinyRun, slime_ranks: Slim
     assert 0.1 != coefficients[1] != coefficients[2]
 
 
+ESTIMATORS = ("dppo", "gdpo", "gigpo", "gmpo", "mt_grpo", "opo", "sapo", "turn_credit", "vapo")
 ALGORITHMS: dict[str, dict[str, str]] = {
-    **{name: {"advantage_estimator": name} for name in ("gdpo", "gigpo", "vapo")},
-    "clip_cov": {"advantage_estimator": "grpo", "loss_type": "clip_cov"},
+    **{name: {"advantage_estimator": name} for name in ESTIMATORS},
+    **{name: {"advantage_estimator": "grpo", "loss_type": name} for name in ("clip_cov", "kl_cov")},
 }
-"""Parts of rewards, states of turns, a critic, and a loss that looks at all ranks' tokens."""
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
