@@ -274,6 +274,8 @@ def test_each_wheel_has_all_of_its_packages_and_nothing_else(outside: Outside) -
     """Data files, markers and SGLang's `.dist-info` of a plugin included; neither tests nor folders of the checkout."""
     packages = [package for depth in ("*", "*/*") for package in ROOT.glob(f"plugins/{depth}/slime_*")]
     of_bundle = {name for package in packages if package.parent != MATH for name in sources(package)}
+    pages = {file.relative_to(ROOT / "docs") for file in (ROOT / "docs").rglob("*") if file.is_file()}
+    of_bundle |= {f"slime_runs/pages/{page}" for page in pages if page.parts[0] not in ("images", "reference")}
     assert {name for name in packaged(outside, "slime-rl-core") if not name.endswith(".pyc")} == sources(
         ROOT / "slime_core"
     )

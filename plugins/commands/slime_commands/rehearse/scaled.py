@@ -373,12 +373,13 @@ def trackers(values: Mapping[str, Any]) -> Iterator[str]:
 def check_sizes(settings: Settings, trainer: Any, config_directory: Path) -> None:
     """Compare the run's own layout with the run's own model. Raises ConfigError."""
     args = settings.args
-    held = args.hf_checkpoint, args.device
+    held = args.hf_checkpoint, args.device, args.opd_teacher_load
     args.hf_checkpoint, args.device = str(config_directory), "cuda"
+    args.opd_teacher_load = None  # another of its size takes its place
     try:
         if traits_of(trainer, TrainerTraits).reads_megatron:
             if not (hasattr(trainer, "missing") and trainer.missing(args)):
                 trainer.check_settings(settings)
             trainer.processes(settings)
     finally:
-        args.hf_checkpoint, args.device = held
+        args.hf_checkpoint, args.device, args.opd_teacher_load = held
