@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from slime_embedded.hf.config import model_config
 from slime_embedded.hf.files import Place, WeightFiles
-from slime_embedded.hf.model import TransformersModel, load_transformers
+from slime_embedded.hf.model import TransformersModel, freeze_buffers, load_transformers
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.stored import check_shapes
 from slime_embedded.trainer.settings import TrainerSettings
@@ -98,6 +98,7 @@ def _reader(model: Decoder, files: WeightFiles, made: Collection[str]) -> Callab
                 files.directory,
             )
             loaded = load_transformers("AutoModelForCausalLM", str(files.directory), "cpu")
+            freeze_buffers(loaded)
             model.take_places(loaded)
             return lambda name: loaded.get_parameter(name).detach()
     found = {name: shape for name, shape in files.shapes.items() if name not in ignored}

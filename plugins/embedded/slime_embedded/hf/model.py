@@ -94,6 +94,18 @@ def load_transformers(auto: str, directory: str, device: torch.device | str, dty
     return loaded.to(device).eval()
 
 
+def freeze_buffers(model: nn.Module) -> None:
+    """Make the numbers that files hold and no gradient changes, such as the biases of routers, frozen parameters.
+
+    So they are saved, sent to engines and read from files like every parameter.
+    """
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
+                del module._buffers[name]
+                module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+
+
 class TransformersModel(Decoder):
     """A causal language model of transformers; parameters have transformers' names, and `places` those of the files.
 
@@ -112,6 +124,7 @@ class TransformersModel(Decoder):
             self.requires_grad_(False)
             for part in (loaded.get_decoder(), self.inner.head):
                 part.requires_grad_(True)
+        freeze_buffers(self)
         self.places: Places = places(loaded, [name for name, _ in self.named_parameters()])
         self.exact = {ALONE}
         """Layouts that give each sequence the hidden states that it has alone."""

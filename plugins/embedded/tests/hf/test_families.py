@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from slime_embedded.engine.core import EngineCore
 from slime_embedded.engine.loading import load_core
 from slime_embedded.engine.sequence import Sequence
@@ -170,6 +172,30 @@ def test_checkpoints_keep_tensors_that_the_model_does_not_hold(family: Callable[
     resumed = EmbeddedTrainer(args_of(directory))
     resumed.load(tmp_path)
     assert torch.equal(resumed.optimizer.values, trainer.optimizer.values)
+
+
+@pytest.mark.parametrize("kind", [EmbeddedTrainer, FsdpTrainer])
+def test_biases_of_routers_are_kept_and_served(
+    kind: type[EmbeddedTrainer], family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """No gradient changes them, so transformers has them as buffers; another trainer may send other ones."""
+    directory, saved = tmp_path / "model", tmp_path / "saved"
+    shutil.copytree(family("deepseek_v3"), directory)
+    weights = dict(read_weights(directory))
+    biases = {name: torch.randn_like(tensor) for name, tensor in weights.items() if name.endswith("correction_bias")}
+    weights |= biases
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    trainer, core = kind(args_of(directory)), load_core(args_of(family("deepseek_v3")))
+    try:
+        sent = {name: tensor.clone() for name, tensor in trainer.named_weights()}
+        trainer.save(saved)
+    finally:
+        trainer.close()
+    assert biases
+    for found in (sent, dict(read_weights(saved))):
+        assert all(torch.equal(found[name], tensor) for name, tensor in biases.items())
+    core.update_weights(sent.items(), 1, "a test")
+    assert core.weight_checksums() == load_core(args_of(directory)).weight_checksums()
 
 
 def test_parts_for_images_are_kept_as_they_are(family: Callable[[str], Path]) -> None:
