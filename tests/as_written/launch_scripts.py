@@ -103,17 +103,7 @@ WHEN_STARTED: Mapping[str, str] = {
 """Script whose flags are accepted -> what is said of flags and model together, before anything starts."""
 
 _NO_FAMILY = "no megatron_models plugin"
-_BIAS = "e_score_correction_bias"
-"""A buffer of transformers' routers, which the embedded engine does not take; SGLang does."""
 NOT_REHEARSED: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        (
-            "scripts_low_precision_run-kimi-k2-Thinking-int4.sh", "scripts_run-deepseek-r1.sh",
-            "scripts_run-glm4.7-355B-A32B.sh", "scripts_run-kimi-k2-Thinking.sh", "scripts_run-minimax-m2.sh",
-            "scripts_run-moonlight-16B-A3B.sh",
-        ),
-        ("generate", _BIAS),
-    ),
     "examples_eval_multi_task_multi_task.sh": ("check", "multi_task.yaml"),
     "examples_on_policy_distillation_run-qwen3-8B-opd.sh": ("score", "--rm-timeout"),
     "examples_retool_retool_qwen3_4b_rl.sh": ("score", "generate_with_retool"),
