@@ -16,8 +16,10 @@ SHARED = "SLIME_TEST_ZYGOTE"
 START_S = 180.0
 """For the imports, on a machine with much else to do."""
 IMPORTED = ("tests.light_megatron", "anthropic", "mcp", "openai", "starlette.testclient")
-"""What tests import besides commands: not Ray, which is untried in forks, and no plugin of pytest, which rewrites their
-assertions on import."""
+"""Modules that tests import besides those of commands.
+
+Ray is not among them, which is untried in forks, and no plugin of pytest, whose assertions are rewritten on import.
+"""
 
 
 def connection_to(path: str) -> socket.socket:

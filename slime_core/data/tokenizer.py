@@ -49,7 +49,7 @@ Tools: TypeAlias = Sequence[Mapping[str, object]] | None
 
 
 class Tokenizer(Hashable, Protocol):
-    """What prompts need of an HF tokenizer."""
+    """The part of an HF tokenizer that prompts need."""
 
     @property
     def chat_template(self) -> object:

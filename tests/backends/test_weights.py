@@ -295,7 +295,7 @@ async def left_behind(s: Session, transport: str, new: Any, struck: list[int], b
 
 @pytest.mark.timeout(1800)
 def test_requests_choose_among_adapters(sglang_args: Callable[..., Args], tmp_path: Path) -> None:
-    """Of a run's own server: each adapter's log-probs, requests in flight, a refusal, and a server that was killed."""
+    """Log-probs of each adapter, requests in flight, a refusal, and a killed server; the server is the run's own."""
     names = ["planner", "solver"]
     args = sglang_args(
         tiny_model(), tmp_path, no_engine_router=True, lora_rank=3, lora_unmerged=True, use_fault_tolerance=True,

@@ -47,7 +47,7 @@ TEACHERS = (
     "--use-opd --opd-type megatron --opd-teacher-load {other}"
     " --set plugins.on_policy_distillation.teachers.far.path={tied}"
 )
-"""One of the actor's architecture, and one with fewer tensors, which some samples name."""
+"""Teachers of the actor's architecture, and with fewer tensors, which some samples name."""
 CORRECTION = Path(__file__).parents[3] / "compat" / "examples" / "own_correction.py"
 
 CASES = {

@@ -47,10 +47,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--json", action="store_true")
     own, rest = parser.parse_known_args(argv)
-    from slime_commands.check.preflight import starting
+    from slime_commands.check.preflight import all_findings
     from slime_core.config.load import BACKENDS
     from slime_core.errors import ConfigError
-    from slime_core.launch.prepare import preflight, prepare
+    from slime_core.launch.prepare import prepare
     from slime_core.plugins.presets import load_settings
     from slime_core.protocols.command import Finding, Level
 
@@ -73,9 +73,9 @@ def run(argv: list[str]) -> int:
                 run = prepare(settings, learn=learn, make=bool(elsewhere))
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"{folder}{os.sep}", "")) from error
-        findings = [*preflight(run), *starting(run)]
-        findings += [found for told in run.hooks.slime_check(settings=settings) for found in told]
-        findings = [replace(found, message=found.message.replace(f"{folder}{os.sep}", "")) for found in findings]
+        findings = [
+            replace(found, message=found.message.replace(f"{folder}{os.sep}", "")) for found in all_findings(run)
+        ]
         if elsewhere:
             made = f"{settings.cite('prepare_path')} has made model and data in a temporary directory"
             findings.insert(0, Finding("inputs", Level.NOTE, made))

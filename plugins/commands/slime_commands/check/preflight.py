@@ -31,6 +31,7 @@ from slime_core.data.rows import Columns, PromptReader
 from slime_core.data.tokenizer import load_tokenizer, render_messages
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.launch.prepare import Prepared
+from slime_core.launch.prepare import preflight as checks_of_plugins
 from slime_core.launch.resume import first_rollout, goes_on, named_commit
 from slime_core.models.config import vocab_size_of
 from slime_core.models.hf_io import weight_files
@@ -55,6 +56,12 @@ def preflight(run: Prepared) -> list[Finding]:
         fresh.begin(rows)
         findings += [*_batch(run), *_length(run), *_precision(run), *_paths(run), *_disk(run)]
         return [*fresh.findings(), *findings]
+
+
+def all_findings(run: Prepared) -> list[Finding]:
+    """Return the findings of what is checked before a run, of its start, and of every plugin's `slime_check`."""
+    findings = [*checks_of_plugins(run), *starting(run)]
+    return findings + [finding for told in run.hooks.slime_check(settings=run.settings) for finding in told]
 
 
 def starting(run: Prepared) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from slime_commands.check.preflight import starting
+from slime_commands.check.preflight import all_findings
 from slime_commands.plan.check import choices
 from slime_commands.plan.roofline import model_numbers
 from slime_commands.plan.run_plan import plan_run
@@ -44,7 +44,7 @@ from slime_commands.rehearse.scaled import (
 )
 from slime_core.errors import SlimeError
 from slime_core.launch.components import Resolver
-from slime_core.launch.prepare import Prepared, preflight, prepare
+from slime_core.launch.prepare import Prepared, prepare
 from slime_core.models.hf_io import write_config
 from slime_core.plugins.discovery import search_as
 from slime_core.plugins.presets import load_settings
@@ -171,8 +171,7 @@ class _Rehearsal:
         file = RunFile.write(self.folder / "check.yaml", values, self.options.command)
         try:
             run = prepare(file.load(), make=False)
-            told = run.hooks.slime_check(settings=run.settings)
-            findings = [*preflight(run), *starting(run), *(finding for found in told for finding in found)]
+            findings = all_findings(run)
         except SlimeError as error:
             self._add("check", Level.ERROR, str(error), file=file)
             return

@@ -233,7 +233,8 @@ class MegatronTrainer:
             found: dict[int, list[torch.Tensor]] = {}
             for each, parts in roles.items():
                 places = sorted(place for part in parts for place in part)
-                local = [[places.index(place) for place in part] for part in parts]
+                number = {place: i for i, place in enumerate(places)}
+                local = [[number[place] for place in part] for part in parts]
                 results = self._pass_of(each, role, batch.select(places), local, run, columns)
                 found.update(zip(places, map(list, zip(*results, strict=True)), strict=bool(results)))
             left_out(batch, micro_batches)

@@ -84,7 +84,7 @@ def test_a_teacher_of_another_architecture(make: Make, models: dict[str, Path]) 
 
 
 def test_every_row_has_its_own_teacher(make: Make, models: dict[str, Path]) -> None:
-    """One in the actor's modules, one with modules of its own; every row's log-probs are those of a run of its own."""
+    """A teacher in the actor's modules, one with its own; every row's log-probs are those of a run of its own."""
     own = {name: make(model=name) for name in ("other weights", "other architecture")}
     first, second = (log_probs(trainer) for trainer in own.values())
     for trainer in own.values():
