@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 from slime_core.errors import RolloutError
@@ -15,19 +16,13 @@ from slime_core.sample.sample import Sample
 def fill_ids(ids: Sequence[int | None]) -> list[int]:
     """Replace every None by a number of its own: the smallest unused numbers, in order."""
     used = {i for i in ids if i is not None}
-    filled: list[int] = []
-    free = 0
-    for value in ids:
-        while value is None and free in used:
-            free += 1
-        filled.append(free if value is None else value)
-        used.add(filled[-1])
-    return filled
+    unused = (number for number in itertools.count() if number not in used)
+    return [next(unused) if i is None else i for i in ids]
 
 
 def mask_sums(loss_masks: Sequence[Sequence[int]], rollout_ids: Sequence[int]) -> list[int]:
     """Return [n] the unmasked tokens of all samples that share each sample's rollout id."""
-    totals: dict[int, int] = defaultdict(int)
+    totals = Counter[int]()
     for mask, rollout in zip(loss_masks, rollout_ids):
         totals[rollout] += sum(mask)
     return [totals[rollout] for rollout in rollout_ids]
