@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slime_data.parquet import ParquetRows
 
 from slime_core.data import dataset
-from slime_core.data.dataset import open_rows, split_path
+from slime_core.data.dataset import open_rows
 from slime_core.errors import DataError
 
 
@@ -45,19 +45,6 @@ def test_slices_are_pythons(tmp_path: Path, bounds: str, suffix: str) -> None:
     expected = eval(f"ROWS{bounds[1:]}") if bounds else ROWS
     rows = open_rows(f"{path}{bounds}")
     assert [rows[i] for i in range(len(rows))] == expected
-
-
-def test_an_empty_slice_is_an_error(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "data.jsonl", ROWS)
-    with pytest.raises(DataError, match=r"data.jsonl@\[5:3\]: no rows"):
-        open_rows(f"{path}@[5:3]")
-
-
-def test_split_path() -> None:
-    assert split_path("a/b.jsonl") == (Path("a/b.jsonl"), slice(None))
-    assert split_path("a@b.jsonl@[-2:]") == (Path("a@b.jsonl"), slice(-2, None))
-    with pytest.raises(DataError, match="no row number"):
-        split_path("a.jsonl@[-:]")
 
 
 def test_a_malformed_line_names_file_and_line(tmp_path: Path) -> None:
@@ -100,22 +87,6 @@ def test_paths_that_are_not_data(tmp_path: Path, name: str, message: str, monkey
         monkeypatch.setattr(Path, "is_dir", refused)
     with pytest.raises(DataError, match=f"--prompt-data .*{message}"):
         open_rows(tmp_path / name)
-
-
-def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "data.parquet"
-    path.write_bytes(b"not parquet at all")
-    with pytest.raises(DataError, match=r"data\.parquet: not a parquet file"):
-        open_rows(path)
-
-
-def test_missing_pyarrow_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "data.parquet"
-    path.write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"pip install 'slime-rl\[parquet\]'"):
-        open_rows(path)
 
 
 def test_parquet_cache_is_bounded_and_right_under_random_access(
@@ -174,14 +145,6 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, stream: bool) -> N
     ):
         rows[0]
     rows.close()
-
-
-def test_a_fingerprint_tells_changed_content_and_size(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "data.jsonl", ROWS)
-    first = open_rows(path).fingerprint()
-    assert open_rows(path).fingerprint() == first
-    path.write_text(path.read_text().replace("question 9", "Question 9"))
-    assert open_rows(path).fingerprint()["sha256"] != first["sha256"]
 
 
 _PEAK_SCRIPT = """

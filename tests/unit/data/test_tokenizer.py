@@ -12,7 +12,7 @@ import pytest
 
 from slime_core.config import Args
 from slime_core.data.tokenizer import encode_prompt, encode_text, load_tokenizer
-from slime_core.errors import ConfigError, DataError
+from slime_core.errors import DataError
 
 PLAIN = Args(apply_chat_template=False, apply_chat_template_kwargs={})
 CHAT = Args(apply_chat_template=True, apply_chat_template_kwargs={})
@@ -27,18 +27,6 @@ def with_template(source: Path, target: Path, template: str | None, **settings: 
         (target / "chat_template.jinja").write_text(template)
     (target / "tokenizer_config.json").write_text(json.dumps({**config, **settings}))
     return load_tokenizer(target)
-
-
-def test_text_becomes_a_user_message_with_the_template(tokenizer: Any) -> None:
-    ids = encode_prompt(tokenizer, "37+48=?", CHAT)
-    assert tokenizer.decode(ids) == "<|user|>37+48=?<|end|><|assistant|>"
-    assert ids == encode_prompt(tokenizer, [{"role": "user", "content": "37+48=?"}], PLAIN)
-
-
-def test_messages_agree_with_transformers_own_ids(tokenizer: Any) -> None:
-    messages = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+2=?"}]
-    ids = encode_prompt(tokenizer, messages, CHAT)
-    assert ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
 def test_tools_and_keyword_arguments_reach_the_template(tokenizer_dir: Path, tmp_path: Path) -> None:
@@ -59,13 +47,6 @@ def test_a_missing_template_names_the_directory(tokenizer_dir: Path, tmp_path: P
     with pytest.raises(DataError, match=r"bare has no chat template, which chat messages and"):
         encode_prompt(tokenizer, "hi", CHAT)
     assert encode_prompt(tokenizer, "hi", PLAIN)
-
-
-def test_a_template_that_refuses_says_why(tokenizer_dir: Path, tmp_path: Path) -> None:
-    template = "{{ raise_exception('roles must alternate') }}"
-    tokenizer = with_template(tokenizer_dir, tmp_path / "strict", template)
-    with pytest.raises(DataError, match=r"the chat template refuses the messages: .*roles must alternate"):
-        encode_prompt(tokenizer, "hi", CHAT)
 
 
 def with_added_tokens(source: Path, directory: Path, before: list[str], after: list[str], bos: str | None) -> Any:
@@ -137,24 +118,6 @@ def test_a_template_that_takes_for_ever_is_ended(
         assert ended()
     tokenizer.chat_template = "{{ messages[0].content }}"
     assert encode_prompt(tokenizer, "7", CHAT) == [tokenizer.convert_tokens_to_ids("7")]
-
-
-def test_code_of_a_model_directory_is_not_advised(tokenizer_dir: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "code"
-    shutil.copytree(tokenizer_dir, directory)
-    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
-    (directory / "tokenizer_config.json").write_text(json.dumps(own))
-    (directory / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
-    with pytest.raises(ConfigError, match="needs code from the model directory") as caught:
-        load_tokenizer(directory)
-    assert "trust_remote_code" not in str(caught.value)
-
-
-def test_directories_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such directory; --hf-checkpoint"):
-        load_tokenizer(tmp_path / "none")
-    with pytest.raises(ConfigError, match="no tokenizer there"):
-        load_tokenizer(tmp_path)
 
 
 def metaspace(raw: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slime_core.config import Args
-from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.rollout.ahead import OWNER, Ahead
+from slime_core.errors import RolloutError
+from slime_core.rollout.ahead import Ahead
 from slime_core.rollout.stage import RolloutResult
 from slime_core.rollout.state import OpenGroups
 from slime_core.sample import Group, Sample, SampleStatus
@@ -75,53 +75,6 @@ def settings(**changes: Any) -> Args:
     return Args(**{"num_rollout": 9, **changes})
 
 
-async def turns() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def test_taking_a_rollout_begins_the_next_and_only_that() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    await ahead.start()
-    await turns()
-    assert stage.said == ["start"]
-    stage.let(0, 1)
-    first = await ahead.generate(0)
-    await turns()
-    assert batch(first)[0] == 0
-    assert stage.said == ["start", "generate 0", "generate 1"]
-    assert batch(await ahead.generate(1))[0] == 1
-    await turns()
-    assert stage.said[-1] == "generate 2"
-    await ahead.stop()
-
-
-async def test_the_last_rollout_begins_no_other() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(num_rollout=1), stage)
-    stage.let(0)
-    await ahead.generate(0)
-    await turns()
-    assert stage.said == ["generate 0"]
-    await ahead.before_push()
-    await ahead.before_save()
-
-
-@pytest.mark.parametrize("verb", ["before_push", "before_save"])
-async def test_pushes_and_commits_wait_for_the_rollout_in_flight(verb: str) -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0)
-    await ahead.generate(0)
-    waiting = asyncio.create_task(getattr(ahead, verb)())
-    await turns()
-    assert not waiting.done()
-    stage.let(1)
-    await waiting
-    await ahead.stop()
-
-
 async def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
     stage = Stage()
     ahead = Ahead(settings(), stage)
@@ -135,64 +88,6 @@ async def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
     assert batch(second)[2] == 2
     assert 0.0 <= second.metrics["perf/rollout_idle_fraction"] <= 1.0
     await ahead.stop()
-
-
-async def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0, 1)
-    await ahead.generate(0)
-    assert list(ahead.open_groups()) == []  # rollout 1 is being generated
-    await ahead.before_save()
-    held = [(name, group) for name, group in stage.open_groups.collect()]
-    assert [(name, group.rollout_id, group.group_index) for name, group in held] == [(OWNER, 1, 1)]
-    await ahead.stop()
-
-    resumed = Stage()
-    resumed.weight_version = 2
-    resumed.open_groups.restore(held)
-    again = Ahead(settings(), resumed)
-    result = await again.generate(1)
-    await turns()
-    assert batch(result)[1] == [held[0][1].samples]
-    assert result.metrics["rollout/x"] == 1.0
-    assert result.metrics["rollout/staleness/max"] == 1.0
-    assert resumed.said == ["generate 2"]
-    await again.stop()
-
-
-async def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0)
-    stage.let(1, error=RolloutInterrupted())
-    await ahead.generate(0)
-    await ahead.before_push()
-    await ahead.before_save()
-    assert list(ahead.open_groups()) == []
-    with pytest.raises(RolloutInterrupted):
-        await ahead.generate(1)
-    await ahead.before_save()
-    await ahead.stop()
-
-
-async def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0)
-    await ahead.generate(0)
-    await turns()
-    await ahead.abandon()
-    assert stage.release[1].cancelled()
-    assert stage.said[-1] == "abandon"
-    assert "stop" not in stage.said
-    assert list(ahead.open_groups()) == []
-    stage.open_groups.clear()
-    stage.release.clear()
-    another = Ahead(settings(), stage)
-    stage.let(0)
-    assert batch(await another.generate(0))[0] == 0
-    await another.stop()
 
 
 def test_over_the_limit_tokens_are_masked_or_the_run_ends() -> None:

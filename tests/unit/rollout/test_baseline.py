@@ -126,24 +126,6 @@ def test_an_aborted_group_keeps_the_baseline_it_has_and_survives_the_checkpoint(
     assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
 
 
-def test_an_aborted_baseline_is_made_again() -> None:
-    args, source = make_args(over_sampling_batch_size=3, partial_rollout=True), Source(metadata={"source_name": "sums"})
-    rollout(args, source, Generator(slow=[0]))
-    assert all(greedy_baseline.BASELINE not in s.metadata for s in source.returned[0])
-    again = Generator()
-    out = rollout(make_args(partial_rollout=True), source, again)
-    assert sorted(call["index"] for call in again.greedy) == [-4, -1]
-    assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
-
-
-def test_a_group_that_starts_afresh_gets_a_new_baseline() -> None:
-    args, source = make_args(over_sampling_batch_size=3), Source(metadata={"source_name": "sums"})
-    rollout(args, source, Generator(slow_sampled=[0]))
-    again = Generator()
-    rollout(make_args(), source, again)
-    assert -1 in [call["index"] for call in again.greedy]
-
-
 def test_a_reward_that_compares_sees_it_as_the_groups_last_sample() -> None:
     class Ranking(Scorer):
         batched = scores_groups = True

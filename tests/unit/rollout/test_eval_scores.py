@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slime_runs.metrics import eval_metrics
-from slime_runs.scores import data_sets, majority_at_k, pass_at_k, prompts_of, score_values, usual_ks
+from slime_runs.scores import majority_at_k, prompts_of, score_values, usual_ks
 
 from slime_core.sample import Sample
 
@@ -28,16 +28,6 @@ def test_majority_at_k_is_the_mean_over_all_choices_of_k(votes: list[tuple[str |
     expected = fmean(vote(chosen, worth) for chosen in itertools.combinations(votes, k))
     found = majority_at_k([a for a, _ in votes], [float(c) for _, c in votes], k)
     assert found == pytest.approx(expected)
-
-
-def test_the_example_of_the_module() -> None:
-    answers, correct = ["7", "7", "8", None], [1.0, 1.0, 0.0, 0.0]
-    assert [pass_at_k(4, 2, k) for k in (1, 2, 4)] == pytest.approx([2 / 4, 5 / 6, 1])
-    # 77 wins; 78 twice is a tie; 7, None twice wins; 8, None loses
-    assert majority_at_k(answers, correct, 2) == pytest.approx((1 + 2 * 0.5 + 2 * 1 + 0) / 6)
-    assert majority_at_k(answers, correct, 4) == 1.0
-    with pytest.raises(ValueError, match="majority@5 needs at least 5 samples, got 4"):
-        majority_at_k(answers, correct, 5)
 
 
 def columns(n: int, prompts: int, **more: object) -> dict[str, object]:
@@ -69,10 +59,3 @@ def test_fan_out_siblings_are_one_execution_with_one_vote() -> None:
     assert (prompt.rewards, prompt.answers) == ([1, 0], ["a", "b"])
     assert score_values(found)["pass@1"] == [0.5]
     assert score_values({"rewards": [1.0], "samples": []}) == {}
-
-
-def test_data_sets_are_found_among_the_metrics_that_evaluations_make() -> None:
-    """A name may have a dash; scores about a data set are not data sets."""
-    metrics = eval_metrics({name: columns(4, 2, answers=list("abababab")) for name in ("gsm8k", "aime-24", "a-b-c")})
-    assert len(metrics) > 20
-    assert data_sets(metrics) == ["a-b-c", "aime-24", "gsm8k"]

@@ -46,15 +46,3 @@ async def test_the_deadline_stops_the_run_with_a_report(tmp_path: Path) -> None:
         stop_board()
     (report,) = (tmp_path / "stalls").iterdir()
     assert "evaluation at rollout 3 (deadline 0.02 s" in report.read_text()
-
-
-async def test_what_it_returns_and_raises_comes_through() -> None:
-    async def add(number: int) -> int:
-        return 1 + number
-
-    async def fail() -> None:
-        raise ValueError("no data")
-
-    assert await evaluated(Interruptible(), add(1), "evaluation", 5) == 2
-    with pytest.raises(ValueError, match="no data"):
-        await evaluated(Interruptible(), fail(), "evaluation", None)

@@ -48,34 +48,6 @@ class Engine:
         return GenerationOutput([1], [-1.0], "x", {})
 
 
-async def test_steps_wait_for_user_code() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-    assert engine.may_step()
-    with gate.hold(), gate.hold():
-        assert not engine.may_step()
-        first = asyncio.create_task(gate.generate([1], {}))
-        await asyncio.sleep(0)
-        assert not engine.may_step()  # the other live sample is in user code
-        second = asyncio.create_task(gate.generate([1], {}))
-        await asyncio.sleep(0)
-        assert engine.may_step()
-        before = engine.notified
-        engine.release.set()
-        await asyncio.gather(first, second)
-        assert not engine.may_step()
-    assert engine.may_step()
-    assert engine.notified > before
-
-
-async def test_without_determinism_the_engine_is_left_alone() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=False)
-    with gate.hold():
-        assert engine.may_step is None
-    assert engine.notified == 0
-
-
 async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_it() -> None:
     engine = Engine()
     gate = GatedEngine(engine, deterministic=True, places=1)
@@ -157,36 +129,3 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     assert entered == ["a", "d", "e"]
     assert [run.cancelled() for run in runs] == [True, True, True, False, False]
     assert names() == []
-
-
-async def test_what_is_no_exception_reaches_who_waits_and_frees_the_place() -> None:
-    class Gone(BaseException):
-        pass
-
-    async def sample(name: str) -> str:
-        if name == "a":
-            raise Gone(name)
-        return name
-
-    gate = GatedEngine(Engine(), deterministic=True, places=1)
-    with gate.hold() as hold:
-        runs = lent(hold, [partial(sample, name) for name in "ab"])
-        found = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
-    assert [type(one) for one in found] == [Gone, str]
-
-
-async def test_the_engine_is_busy_while_a_request_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=False)
-    now = 100.0
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-    requests = [asyncio.ensure_future(gate.generate([1], {})) for _ in range(2)]
-    await asyncio.sleep(0)
-    now = 103.0
-    assert gate.take_busy_seconds() == 3.0  # two at a time are no longer than one
-    now = 105.0
-    engine.release.set()
-    await asyncio.gather(*requests)
-    now = 110.0
-    assert gate.take_busy_seconds() == 2.0
-    assert gate.take_busy_seconds() == 0.0

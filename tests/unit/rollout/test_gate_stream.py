@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
-from slime_testing_contracts import ScriptedEngine
-
 from slime_core.rollout.gate import GatedEngine
 from tests.agent_toys import StreamingEngine, ToyTokenizer
 
@@ -31,7 +29,3 @@ async def test_a_stream_waits_for_the_engine_like_any_request() -> None:
         assert lengths == [3, 6, 9]
         assert not engine.may_step()
     assert gated.take_busy_seconds() >= 0
-
-
-def test_an_engine_without_streams_has_none_behind_the_gate() -> None:
-    assert not hasattr(GatedEngine(ScriptedEngine([]), deterministic=False), "stream")

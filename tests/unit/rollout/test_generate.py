@@ -182,19 +182,3 @@ def test_a_row_that_names_no_generate_function_there_is_fails_alone() -> None:
     done = asyncio.run(_runner(fine, resolve).run_group(group, {}, rollout_id=0))
     assert "no generator 'nowhere'" in done[0].metadata["failure"]["error"]
     assert done[1].reward == 1.0
-
-
-async def test_one_reason_is_told_once_whichever_sample_has_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def broken(sample: Sample) -> Sample:
-        raise ValueError(f"no answer for {sample.group_index}")
-
-    runner = _runner(broken)
-    for number in range(12):
-        group = _group()
-        for sample in group:
-            sample.group_index = number
-        await runner.run_group(group, {}, rollout_id=0)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert told[0].startswith("sample 1 failed in generator 'g': ValueError: no answer for 0 (at ")
-    assert told[1].endswith("(10 samples so far)")

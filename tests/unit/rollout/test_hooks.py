@@ -185,28 +185,3 @@ def test_fan_out_and_continued_samples_are_seen_once_before_their_reward() -> No
     assert (again[0].metadata["note"], again[0].response_length) == ("8", 2)  # not when it was aborted
     assert seen == [(2, 7, False), (2, 7, False), (3, 8, False), (5, 8, True)]
     assert rewards.scored == [(2, "7"), (2, "7"), (3, "8"), (5, "8")]
-
-
-def test_a_hook_that_breaks_a_sample_fails_it_under_its_flag() -> None:
-    args = Args(
-        rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,
-        mask_offpolicy_in_partial_rollout=False,
-    )  # fmt: skip
-
-    @declares(EditTraits(edits_samples=True))
-    def cut(args, sample):
-        sample.loss_mask = [1, 1, 1]
-
-    async def go() -> list[Sample]:
-        engine: Any = object()
-        rewards: Any = Rewards()
-        resolve: Any = None
-        hooks = _sample_hooks(cut)
-        gated = GatedEngine(engine, deterministic=False)
-        runner = SampleRunner(args, gated, None, FanOut(), rewards, resolve, hooks=hooks)
-        return await runner.run_group([Sample(group_index=0, index=1, tokens=[1], prompt="p")], {}, rollout_id=0)
-
-    (sample,) = asyncio.run(go())
-    assert sample.status == Sample.Status.FAILED
-    assert sample.metadata["failure"]["where"] == FLAG
-    assert "loss_mask has 3 entries for 1 tokens" in sample.metadata["failure"]["error"]

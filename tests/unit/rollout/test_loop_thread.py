@@ -68,13 +68,6 @@ def test_close_cancels_what_runs_and_tells_its_caller(loop: LoopThread) -> None:
     assert not loop._thread.is_alive()
 
 
-def test_nothing_runs_after_close(loop: LoopThread) -> None:
-    loop.close()
-    loop.close()
-    with pytest.raises(RuntimeError, match="has been closed"):
-        loop.run(asyncio.sleep(0))
-
-
 def test_an_interrupted_caller_cancels_its_coroutine(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     started, ended = threading.Event(), threading.Event()
 

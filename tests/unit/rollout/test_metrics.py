@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slime_runs.metrics import eval_metrics, rollout_metrics
-from slime_runs.sample_metrics import has_repetition, noted_metrics, pass_rates
+from slime_runs.sample_metrics import noted_metrics, pass_rates
 from slime_runs.scores import pass_at_k
 
 from slime_core.config import Args
@@ -27,11 +27,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_hit(correct: list[bool], data:
 def test_pass_rates_use_each_groups_own_size() -> None:
     assert pass_rates([[1, 0], [1, 0, 0, 0]]) == pytest.approx({"pass@1": 0.375, "pass@2": (1.0 + 0.5) / 2})
     assert pass_rates([]) == {}
-
-
-def test_repetition() -> None:
-    assert has_repetition("ha" * 10_000)
-    assert not has_repetition("ha" * 100)
 
 
 def _sample(group: int, reward: float, **more) -> Sample:
@@ -102,15 +97,6 @@ def test_multi_turn_and_correct_samples() -> None:
     wrong = rollout_metrics(args, [[_sample(0, 0.0)]], 3)
     assert wrong["rollout/correct/ratio"] == 0
     assert "rollout/correct/response_len/mean" not in wrong
-
-
-def test_eval_metrics() -> None:
-    samples = [_sample(0, 1.0), _sample(0, 0.0)]
-    data = {"held": {"rewards": [1.0, 0.0], "truncated": [False, True], "samples": samples}}
-    metrics = eval_metrics(data)
-    assert metrics["eval/held"] == 0.5
-    assert metrics["eval/held-truncated_ratio"] == 0.5
-    assert metrics["eval/held-pass@2"] == 1.0
 
 
 def test_what_samples_note_is_averaged_over_the_executions_that_have_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,12 +42,6 @@ async def test_the_most_specific_reward_scores() -> None:
     assert [s.reward for s in samples] == [0.5, 2.0, 1.0]
 
 
-async def test_batched_rewards_get_one_call() -> None:
-    scorer = Scorer(1.0, batched=True)
-    await RewardStage(ARGS, scorer, None).score([_sample(), _sample(), _sample()])
-    assert scorer.calls == [3]
-
-
 async def test_an_unknown_reward_fails_its_sample_only() -> None:
     stage = RewardStage(ARGS, Scorer(1.0), {}.__getitem__)
     samples = [_sample(), _sample(custom_rm_path="nobody")]
@@ -56,12 +49,6 @@ async def test_an_unknown_reward_fails_its_sample_only() -> None:
     assert samples[0].reward == 1.0
     assert samples[1].status == Sample.Status.FAILED
     assert "nobody" in samples[1].metadata["failure"]["error"]
-
-
-async def test_no_reward_at_all_is_said() -> None:
-    sample = _sample()
-    await RewardStage(ARGS, None, None).score([sample])
-    assert "--custom-rm-path" in sample.metadata["failure"]["error"]
 
 
 class Broken(Scorer):
@@ -81,16 +68,6 @@ def _run_args(tmp_path: Path, **changes) -> Args:
     if not (tmp_path / "run").exists():
         (tmp_path / "run").mkdir()
     return Args(**{"rm_timeout": 5.0, "run_dir": str(tmp_path / "run"), "reward_key": "acc", **changes})
-
-
-async def test_a_group_that_fails_is_one_file_and_evaluation_has_its_own_names(tmp_path: Path) -> None:
-    stage = RewardStage(_run_args(tmp_path), Broken(KeyError("k"), batched=True), None)
-    group = [_sample(index=i, metadata={"source_name": "a b/c"}) for i in (8, 9)]
-    await stage.score(group, evaluation=True, rollout_id=2)
-    (path,) = (tmp_path / "run" / "failures").iterdir()
-    assert path.name == "reward-eval2-a_b_c-8.json"
-    assert [s["index"] for s in json.loads(path.read_text())["samples"]] == [8, 9]
-    assert {s.status for s in group} == {Sample.Status.FAILED}
 
 
 async def test_the_number_of_files_is_bounded_over_all_runs_of_a_directory(tmp_path: Path, monkeypatch, caplog) -> None:
@@ -137,24 +114,3 @@ def test_in_evaluation_a_mapping_counts_by_a_named_key_only() -> None:
         eval_columns(Args(reward_key=None, eval_reward_key=None), samples)
     with pytest.raises(RolloutError, match="'right' is not among them"):
         eval_columns(Args(reward_key=None, eval_reward_key="right"), samples)
-
-
-async def test_closing_ends_the_workers_and_starting_starts_the_reward() -> None:
-    done = []
-
-    class Workers:
-        def settings_changed(self) -> None:
-            done.append("told")
-
-        def close(self) -> None:
-            done.append("closed")
-
-    class Ready(Scorer):
-        async def start(self) -> None:
-            done.append("started")
-
-    stage = RewardStage(ARGS, Ready(1.0), None, workers=Workers())
-    await stage.start()
-    stage.settings_changed()
-    stage.close()
-    assert done == ["started", "told", "closed"]

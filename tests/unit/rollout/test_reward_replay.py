@@ -72,14 +72,6 @@ async def test_batched_rewards_see_groups_and_a_label_can_be_given() -> None:
     assert [o.new for o in outcomes] == [3.0] * 5
 
 
-def test_means_of_mappings_are_over_the_key() -> None:
-    from slime_runs.inspect.reward_replay import Outcome
-
-    outcomes = [Outcome("d", 0, {"acc": 1.0, "pred": "x"}, {"acc": 0.0, "pred": "y"})]
-    assert (summary(outcomes, 1, "acc")["mean_old"], summary(outcomes, 1, "acc")["mean_new"]) == (1.0, 0.0)
-    assert summary(outcomes, 1, None)["mean_old"] is None
-
-
 def test_files_and_patterns(tmp_path: Path) -> None:
     for i in range(3):
         write_samples(tmp_path / f"rollout_{i}.jsonl", [Sample(index=i)])

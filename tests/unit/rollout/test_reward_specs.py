@@ -39,20 +39,6 @@ def test_distinct_names_with_their_first_row(tmp_path: Path) -> None:
     assert list(named_rewards(rows, None)) == []
 
 
-def test_rows_outside_a_slice_do_not_count(tmp_path: Path) -> None:
-    rows = open_rows(f"{write(tmp_path / 'a.jsonl', ROWS)}@[2:4]")
-    assert set(named_rewards(rows, "metadata")) == {("rm_type", "math", 0), ("rm_type", "f1", 1)}
-
-
-def test_parquet(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as parquet
-
-    table = pyarrow.table({"input": ["a", "b"], "metadata": [{"rm_type": None}, {"rm_type": "math"}]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    assert list(named_rewards(open_rows(tmp_path / "a.parquet"), "metadata")) == [("rm_type", "math", 1)]
-
-
 class Known:
     def __init__(self, *names: str) -> None:
         self.names = names

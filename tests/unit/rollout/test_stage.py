@@ -6,10 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-import pytest
-
 from slime_core.config import Args
-from slime_core.errors import RolloutError
 from slime_core.rollout.event_loop import LoopThread
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.sample import Sample
@@ -44,49 +41,6 @@ def test_the_loop_turns_beside_a_plain_function() -> None:
     assert groups[0][0].reward == 1.0
     assert seen[0] is threading.main_thread()
     assert seen[1] is not threading.main_thread()
-
-
-def test_a_plain_function_without_need_of_the_engine_runs_where_the_loop_does() -> None:
-    seen: list[threading.Thread] = []
-
-    def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
-        seen.append(threading.current_thread())
-        return answer()
-
-    stage = stage_of(rollout, needs_address=False)
-    stage.generate_groups(0)
-    stage.stop()
-    assert seen == [threading.main_thread()]
-
-
-@pytest.mark.parametrize("needs_address", [True, False])
-def test_what_it_raises_is_raised(needs_address: bool) -> None:
-    def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
-        raise RolloutError(f"rollout {rollout_id} is lost")
-
-    stage = stage_of(rollout, needs_address=needs_address)
-    with pytest.raises(RolloutError, match="rollout 3 is lost"):
-        stage.generate_groups(3)
-    stage.stop()
-
-
-def test_what_the_engine_counted_is_among_the_metrics() -> None:
-    class Engine:
-        weight_transports = ()
-
-        def take_metrics(self) -> dict[str, float]:
-            return {"engine/requests": 3.0}
-
-        async def stop(self) -> None:
-            pass
-
-    stage = stage_of(lambda args, rollout_id, data_source, evaluation=False: answer(), needs_address=False)
-    _, without = stage.generate_groups(0)
-    stage.parts.engine = Engine()  # type: ignore[assignment]
-    _, metrics = stage.generate_groups(1)
-    stage.stop()
-    assert "engine/requests" not in without
-    assert metrics["engine/requests"] == 3.0
 
 
 def test_what_runs_is_abandoned_and_the_stage_goes_on() -> None:

@@ -6,29 +6,6 @@ from slime_runs.sample_metrics import tool_metrics
 from slime_core.sample import Sample
 
 
-def test_per_tool() -> None:
-    samples = [
-        Sample(metadata={"tool_stats": {"search": {"calls": 2, "errors": 1, "seconds": 3.0}}}),
-        Sample(metadata={"tool_stats": {"search": {"calls": 1, "errors": 0, "seconds": 0.0}}}),
-        Sample(metadata={"tool_stats": {"unknown": {"calls": 1, "errors": 1, "seconds": 0.0}}}),
-        Sample(),
-    ]
-    expected = {
-        "tools/search/calls": 0.75,
-        "tools/search/error_ratio": 1 / 3,
-        "tools/search/seconds": 1.0,
-        "tools/unknown/calls": 0.25,
-        "tools/unknown/error_ratio": 1.0,
-        "tools/unknown/seconds": 0.0,
-    }
-    assert tool_metrics(samples) == expected
-    assert expected.items() <= sample_metrics(samples).items()
-
-
-def test_nothing_without_tools() -> None:
-    assert tool_metrics([Sample()]) == {}
-
-
 def test_further_counts_are_per_call_and_what_is_no_number_is_left_out() -> None:
     counts = {"calls": 4, "errors": 0, "seconds": 1.0, "waited": 6.0, "restarts": 1, "last": "x", "odd": float("nan")}
     samples = [Sample(metadata={"tool_stats": {"python": counts, "none": {"calls": 0}, "broken": 3}})]

@@ -11,7 +11,6 @@ from slime_agent_base_url.trajectory import Trajectory
 
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args
-from slime_core.errors import RolloutError
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import admission
 from slime_core.sample.provenance import NOT_SAMPLED, Source, Span
@@ -57,14 +56,6 @@ def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
     assert sample.spans == [
         ("user", 2, ""), ("sampled", 1, "loss_mask"), ("sampled", 1, ""), ("tool", 1, ""), ("sampled", 1, "")
     ]  # fmt: skip
-
-
-def test_a_mask_gives_nothing_back_that_was_withheld() -> None:
-    sample = told()
-    sample.withhold(0, 2, "role reader")
-    sample.loss_mask = [1, 1, 0, 1]
-    assert admission.admit([sample]) == []
-    assert sample.loss_mask == [0, 0, 0, 1]
 
 
 REFUSED: list[tuple[Callable[[], Sample], str]] = [
@@ -114,11 +105,6 @@ def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> No
     assert not any(batch.loss_masks[0])
 
 
-def test_a_batch_of_which_nothing_may_be_trained_ends_the_run() -> None:
-    with pytest.raises(RolloutError, match="rollout 4: cannot train on any of its 1 samples; sample 5: error: loss_m"):
-        make_batch(ARGS, 3, [[told(loss_mask=[1, 1, 1, 1])]], None)
-
-
 def test_a_sampled_token_that_stands_for_an_image() -> None:
     """5 was a tool's, 6 was sampled; without images neither means anything."""
     pictured = told(multimodal_train_inputs={"pixel_values": [[0.5]]})
@@ -145,16 +131,6 @@ def test_spans_of_code_that_does_not_know_them_are_forgotten() -> None:
     sample.tokens, sample.response_length = [9, 1, 2, 3, 4], 2  # its own way to encode the prompt, with a BOS
     assert given.problem(sample, same=True) is None
     assert admission.settled(sample)[0] == [("user", 3, ""), ("sampled", 1, ""), ("tool", 1, "")]
-
-
-def test_a_partial_response_that_is_built_again_by_hand() -> None:
-    sample = drawn()
-    sample.append_response_tokens(None, [3], [-1.0])
-    given = admission.Drawn.of(sample)
-    sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 7, 8, 9], 3, [0, 1, 1]
-    sample.rollout_log_probs, sample.token_weight_versions = None, []
-    assert given.problem(sample, same=True) is None
-    assert admission.settled(sample)[0][2:] == [("tool", 1, ""), ("sampled", 2, "")]
 
 
 def test_sampled_tokens_stand_after_the_prompt_they_were_sampled_after() -> None:

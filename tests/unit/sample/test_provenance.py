@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,17 +34,6 @@ def test_parts_and_withholding_are_what_they_are_token_by_token(spans: list[Span
 def test_the_mask_is_what_is_sampled_or_shown_and_not_withheld(spans: list[Span], prompt_length: int) -> None:
     expected = [int(source in ("sampled", "demonstration", "text") and not why) for source, why in per_token(spans)]
     assert provenance.loss_mask(spans, prompt_length) == expected[prompt_length:]
-
-
-@given(SPANS)
-def test_spans_as_json(spans: list[Span]) -> None:
-    assert provenance.from_json(json.loads(json.dumps(provenance.to_json(spans)))) == spans
-
-
-@pytest.mark.parametrize("row", [["sampled"], ["sampled", 0], ["sampled", True], ["nobody", 3], ["sampled", "3"], 7])
-def test_what_is_no_span_is_named(row: object) -> None:
-    with pytest.raises(ValueError, match="expected \\[source, length\\] or \\[source, length, reason\\]"):
-        provenance.from_json([row])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 from slime_runs import board as board_module
-from slime_runs.board import Board, remove_board, rows, start_board, stop_board
+from slime_runs.board import Board, rows, start_board, stop_board
 from slime_runs.stacks import stacks
 from slime_runs.stalls import stall_report
 
@@ -53,53 +52,6 @@ def _read(board):
     return json.loads(board.path.read_text())
 
 
-# -- the table ---------------------------------------------------------------------------------------
-
-
-def test_waits_nest_and_end() -> None:
-    with waiting("outer", deadline=None, then="as long as it takes"):
-        with waiting("inner", deadline=2.0, then="fails"):
-            assert [w.what for w in current()] == ["outer", "inner"]
-            assert current()[1].overdue < 0
-            assert current()[0].overdue == float("-inf")
-        assert [w.what for w in current()] == ["outer"]
-    assert current() == []
-
-
-def test_an_error_ends_the_wait_and_passes() -> None:
-    with pytest.raises(KeyError), waiting("x", deadline=1.0, then="fails"):
-        raise KeyError
-    assert current() == []
-
-
-async def test_tasks_and_threads_have_rows_of_their_own() -> None:
-    go, there = threading.Event(), threading.Event()
-
-    def in_thread() -> None:
-        with waiting("thread", deadline=None, then="-"):
-            there.set()
-            go.wait(60)
-
-    async def in_task(number: int) -> None:
-        with waiting("task", deadline=1.0, then="-"):
-            await asyncio.Event().wait()
-
-    thread = threading.Thread(target=in_thread)
-    thread.start()
-    tasks = [asyncio.create_task(in_task(i)) for i in range(3)]
-    await asyncio.sleep(0)
-    assert there.wait(60)
-    found = {row["what"]: row for row in rows(current())}
-    assert (found["task"]["number"], found["task"]["in"]) == (3, "task")
-    assert (found["thread"]["number"], found["thread"]["in"]) == (1, "thread")
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    go.set()
-    thread.join(60)
-    assert current() == []
-
-
 # -- the board ---------------------------------------------------------------------------------------
 
 
@@ -119,15 +71,6 @@ def test_a_clean_end_leaves_nothing(board) -> None:
     stop_board()
     stop_board()
     assert list(board.path.parent.iterdir()) == []
-
-
-def test_of_a_process_that_was_killed_while_it_wrote_nothing_is_left(tmp_path) -> None:
-    waits = tmp_path / "waits"
-    waits.mkdir()
-    for name in ("host-7.json", ".host-7.json.tmp", ".host-7.stacks.tmp", ".host-8.json.tmp"):
-        (waits / name).touch()
-    remove_board(tmp_path, "host", 7)
-    assert [path.name for path in waits.iterdir()] == [".host-8.json.tmp"]
 
 
 def test_boards_of_dead_processes_of_this_host_are_swept(tmp_path) -> None:
@@ -151,21 +94,6 @@ def test_a_forked_child_is_not_the_run(board) -> None:
             os._exit(0 if current() == [] and stall_report("x") is None else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert board.path.exists()
-
-
-def test_a_full_disk_is_logged_once_and_ends_nothing(board, monkeypatch, caplog) -> None:
-    tried = []
-
-    def full(path, text):
-        tried.append(path)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(board_module, "replace_text", full)
-    for number in range(3):
-        progress(rollout_id=number)
-        seen = len(tried)
-        wait_until(lambda seen=seen: len(tried) > seen)
-    assert [r.message for r in caplog.records] == ["waits are not published: [Errno 28] No space left on device"]
 
 
 # -- stacks and stall reports ------------------------------------------------------------------------
@@ -211,17 +139,6 @@ def test_stall_report(board) -> None:
     assert "thread MainThread" in text
 
 
-def test_there_are_only_so_many_reports(board, monkeypatch) -> None:
-    monkeypatch.setattr("slime_runs.stalls._MOST_REPORTS", 2)
-    assert [stall_report("x") is not None for _ in range(4)] == [True, True, False, False]
-
-
-def test_a_report_that_cannot_be_written_hides_nothing(board, caplog) -> None:
-    (board.run_dir / "stalls").write_text("not a directory")
-    assert gave_up("x", 2.0) == "x: not done within 2 s"
-    assert "no stall report" in caplog.text
-
-
 # -- the watchdog ------------------------------------------------------------------------------------
 
 
@@ -242,13 +159,6 @@ def test_the_watchdog_reports_once_what_is_overdue(board, caplog) -> None:
     wait.__exit__(None, None, None)
     assert caplog.text.count("save: not done within 1 s") == 1
     assert len(list((board.run_dir / "stalls").iterdir())) == 1
-
-
-def test_the_watchdog_leaves_a_late_mechanism_its_grace(board, caplog) -> None:
-    wait = _overdue(1.0)
-    watchdog.watch(current(), fail)
-    wait.__exit__(None, None, None)
-    assert caplog.text == ""
 
 
 def test_the_watchdog_ends_only_what_declares_it() -> None:
@@ -316,40 +226,6 @@ def test_a_call_that_keeps_the_event_loop_ends_the_process_and_is_named(tmp_path
     assert ("reward of mine, hangs (now at <string>:11) has kept the event loop busy" in done.stderr) == ("of" in call)
 
 
-@pytest.mark.slow
-def test_many_that_wait_for_a_loop_that_stands_still_are_one_warning(tmp_path) -> None:
-    code = f"""
-import asyncio, logging, time
-from slime_core.workers.call import awaited
-from slime_core.config import Args
-from slime_core.waits import published, waiting, watchdog
-
-watchdog.TICK, watchdog.GRACE, watchdog.BUSY = 0.01, 0.05, 0.05
-
-async def hangs():
-    await asyncio.sleep(0)
-    time.sleep(1)
-
-async def sample(number):
-    with waiting(f"sample {{number}}", deadline=0.05 + number * 0.01, then="it fails"):
-        await asyncio.sleep(0)
-        if number == 0:
-            await awaited("reward of mine", hangs())
-
-async def main():
-    await asyncio.gather(*map(sample, range(40)))
-
-with published(Args(run_dir={str(tmp_path)!r}), "rank 0"):
-    asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    told = [line for line in done.stderr.splitlines() if "not done within" in line]
-    assert len(told) == 1
-    assert "reward of mine, hangs (now at <string>:" in told[0]
-    assert "keeps the event loop" in told[0]
-    assert len(list((tmp_path / "stalls").iterdir())) == 1
-
-
 def test_a_process_that_is_asked_to_end_does_not_wait_for_a_loop_that_stands_still(tmp_path) -> None:
     call, then = "awaited('reward of mine', hangs())", "asked_to_end(143)"
     code = LOOP.format(run_dir=str(tmp_path), deadline=None, call=call, then=then)
@@ -406,25 +282,6 @@ async def test_a_deadline_holds_whatever_the_coroutine_swallows(monkeypatch, way
     assert asyncio.all_tasks() == {asyncio.current_task()}
     release.set()
     await asyncio.sleep(0)
-
-
-async def test_cancelling_within_cancels_what_it_waits_for() -> None:
-    cancelled = asyncio.Event()
-
-    async def inner() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    task = asyncio.create_task(within(inner(), "x", deadline=None, then="-", error=RolloutError))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert cancelled.is_set()
-    assert current() == []
 
 
 # -- waits of the core -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from slime_engine_http.plan import LaunchPlan, ModelPlan, ServerPlan
-from slime_engine_http.service import Place, own_address
+from slime_engine_http.service import Place
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.fleet import Fleet
 
@@ -75,15 +75,6 @@ async def test_one_that_fails_ends_the_wait_for_the_others(make: Make) -> None:
     assert guards() == []
 
 
-async def test_encoders_start_first_and_the_others_are_told(make: Make) -> None:
-    fleet = make(plan_of({}, {}, kinds=("encoder", "regular")))
-    await fleet.launch()
-    encoder, server = fleet.models[0].servers
-    assert server.arguments["encoder_urls"] == [encoder.url]
-    assert [w.url for w in fleet.models[0].workers()] == [server.url], "an encoder generates nothing"
-    assert encoder.log.stat().st_ctime <= server.log.stat().st_ctime
-
-
 def test_a_fleet_that_cannot_be_made_gives_its_ports_back(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -140,17 +131,6 @@ async def test_it_publishes_where_it_answers(engine: Callable[..., SglangEngine]
     finally:
         await made.stop()
     assert guards() == []
-
-
-def test_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLIME_HOST_IP", raising=False)
-    assert own_address(None) == "127.0.0.1"
-    assert own_address("127.0.0.1") == "127.0.0.1"
-    monkeypatch.setenv("SLIME_HOST_IP", "10.0.0.7")
-    assert own_address("127.0.0.1") == "10.0.0.7"
-    monkeypatch.delenv("SLIME_HOST_IP")
-    with pytest.raises(EngineError, match="--sglang-router-ip 'no such host' cannot be reached"):
-        own_address("no such host")
 
 
 @pytest.mark.parametrize(

@@ -48,18 +48,3 @@ def test_a_record_that_cannot_be_written_is_said_once(
         "the record of engine events cannot be written: [Errno 28] No space left on device"
     ]
     assert incidents.take_metrics()["engine/quarantined"] == 2
-
-
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    log = EventLog(tmp_path)
-    log.write("restarted", engine="a")
-    with (tmp_path / "events.jsonl").open("ab") as file:
-        file.write(b'{"time": 1, "eve')
-    assert [line["event"] for line in read_lines(tmp_path / "events.jsonl")] == ["restarted"]
-    assert list(read_lines(tmp_path / "nowhere" / "events.jsonl")) == []
-
-
-def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    EventLog(None).write("restarted", engine="a")
-    assert list(tmp_path.iterdir()) == []

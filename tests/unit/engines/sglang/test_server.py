@@ -19,8 +19,6 @@ from typing import Any
 import psutil
 import pytest
 from slime_engine_http import service
-from slime_engine_http.plan import ServerPlan
-from slime_engine_http.service import Place
 from slime_engine_sglang.programs import ServerProcess
 
 from slime_core.errors import EngineError
@@ -32,18 +30,6 @@ Make = Callable[..., ServerProcess]
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-async def test_ready_means_a_token_and_the_right_model(make_server: Make) -> None:
-    server = make_server(not_ready=2)
-    assert not server.alive
-    await server.launch()
-    assert server.alive
-    with urllib.request.urlopen(f"{server.url}/model_info", timeout=60) as answer:
-        assert json.load(answer)["model_path"] == "/models/m"
-    server.stop()
-    assert not server.alive
-    server.stop()
 
 
 async def test_another_model_is_an_error_at_once(make_server: Make) -> None:
@@ -148,25 +134,6 @@ async def test_a_taken_port_is_given_up_for_another(make_server: Make, tmp_path:
     assert not (tmp_path / "taken").exists()
 
 
-async def test_ports_that_are_always_taken_end_in_an_error(make_server: Make) -> None:
-    server = make_server(die="OSError: [Errno 98] Address already in use")
-    with pytest.raises(EngineError, match="Address already in use"):
-        await server.launch()
-    assert server.log.read_text().count(", start ") == 4
-
-
-async def test_cancelling_the_wait_leaves_the_process_to_its_owner(make_server: Make) -> None:
-    server = make_server(not_ready=-1)
-    waiting = asyncio.create_task(server.launch())
-    while not server.alive:
-        await asyncio.sleep(0.01)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    server.close()
-    assert not server.alive
-
-
 async def test_what_it_inherits(make_server: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     of_torchrun = {"RANK": "3", "MASTER_PORT": "1", "ROLE_RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in {**of_torchrun, "SEEN": "yes", "no_proxy": "other"}.items():
@@ -180,35 +147,3 @@ async def test_what_it_inherits(make_server: Make, monkeypatch: pytest.MonkeyPat
     assert seen["OF_PLAN"] == "1"
     assert seen["no_proxy"] == "other,localhost,127.0.0.1"
     assert not of_torchrun.keys() & seen.keys()
-
-
-# -- ports and command lines ---------------------------------------------------------------------------------
-
-
-def command_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, **arguments: Any
-) -> tuple[dict[str, Any], ServerProcess]:
-    fields: dict[str, Any] = {}
-    monkeypatch.setattr("slime_engine_sglang.programs.to_argv", lambda given, python: fields.update(given) or ["x"])
-    plan = ServerPlan("default/0", kind, {"model_path": "/models/m", **arguments})  # type: ignore[arg-type]
-    server = ServerProcess(plan, Place(Path("/env/bin/python"), tmp_path, 1.0))
-    try:
-        assert server.command(server._ports) == ["/env/bin/python", "-m", "sglang.launch_server", "x"]
-    finally:
-        server.close()
-    return fields, server
-
-
-def test_a_prefill_server_has_a_bootstrap_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fields, server = command_of(monkeypatch, tmp_path, "prefill", language_only=True)
-    assert fields["disaggregation_bootstrap_port"] == server.bootstrap_port == server.port + 2
-    assert fields["encoder_bootstrap_port"] == server.port + 3
-
-
-def test_data_parallel_attention_has_a_block_from_dist_init_addr_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for said in ({"enable_dp_attention": True, "dp_size": 4}, {"attn_dp_size": 4}):
-        fields, server = command_of(monkeypatch, tmp_path, "regular", **said)
-        assert fields["dist_init_addr"] == f"127.0.0.1:{server.port + 2}"
-        assert len(server._ports) == 2 + 30 + 4

@@ -185,34 +185,6 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
 
 
 @pytest.mark.slow
-def test_an_answer_to_a_client_is_a_sign_of_life(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, rollout_health_check_timeout=1.5)
-    it.servers[0].post("/pause_generation", {"mode": "in_place"})
-    it.supervisor.start()
-    end = time.monotonic() + 2.5
-    while time.monotonic() < end:
-        it.pool.progressed(it.workers[0])
-        time.sleep(0.02)
-    assert it.events() == []
-
-
-@pytest.mark.slow
-def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, rollout_health_check_first_wait=2.0)
-    it.update(1)
-    began = time.monotonic()
-    it.supervisor.start()
-    it.servers[0].post("/update_weight_version", {"new_version": "9"})
-    wait_until(lambda: it.workers[0].state is OUT, "the lie to be found")
-    assert time.monotonic() - began >= 2.0
-    wait_until(lambda: it.workers[0].state is READY, "the worker to be back")
-    it.servers[0].post("/update_weight_version", {"new_version": "9"})
-    wait_until(lambda: it.events()[:3] == ["quarantined", "restarted", "quarantined"], "the lie to be found")
-    _, back, out = it.records()[:3]
-    assert out["time"] - back["time"] >= 1.9
-
-
-@pytest.mark.slow
 def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, rollout_max_engine_restarts=2)
     it.supervisor.start()
@@ -223,18 +195,6 @@ def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]
     with pytest.raises(EngineError, match=r"no engine is ready: .*out for good after 2 restarts .*no memory left"):
         it.pool.acquire()
     assert it.events() == ["quarantined", "restart_failed", "restart_failed", "lost"]
-
-
-@pytest.mark.slow
-def test_without_fault_tolerance_a_dead_server_is_only_taken_out(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(use_fault_tolerance=False)
-    it.supervisor.start()
-    it.servers[0].send(signal.SIGKILL)
-    wait_until(lambda: it.workers[0].state is OUT, "the worker to be taken out")
-    assert it.workers[0].reason == "was ended by signal 9"
-    assert not it.pool.recovering
-    assert it.servers[0].starts == 1
-    assert it.pool.acquire() is it.workers[1]
 
 
 @pytest.mark.slow
@@ -281,31 +241,6 @@ def test_an_external_server_that_does_not_come_back_is_lost_and_the_error_says_h
 
 
 @pytest.mark.slow
-def test_an_external_server_that_a_cut_update_left_paused_comes_back(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(owned=False, rollout_health_check_timeout=3.0)
-    it.update(3)
-    it.servers[0].post("/pause_generation", {"mode": "abort"})
-    it.pool.set_state(it.workers[0], OUT, "it failed an update")
-    it.supervisor.start()
-    wait_until(lambda: it.workers[0].state is READY, "the server to be readmitted")
-    assert it.caught_up == [it.workers[0].url]
-    assert not it.servers[0].get("/server_info")["paused"]
-
-
-@pytest.mark.slow
-def test_a_restart_between_two_beats_is_seen_by_its_version(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(owned=False, rollout_health_check_interval=1.5, rollout_health_check_timeout=60.0)
-    it.update(3)
-    it.supervisor.start()
-    it.servers[0].kill()
-    it.servers[0].start()
-    it.servers[0].wait()
-    wait_until(lambda: "readmitted" in it.events(), "the server to be readmitted")
-    assert "serves weight version '0', wanted is 3" in it.records()[0]["reason"]
-    assert it.servers[0].get("/model_info")["weight_version"] == "3"
-
-
-@pytest.mark.slow
 def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., Fleet]) -> None:
     it = fleet()
     it.update(1)
@@ -319,21 +254,6 @@ def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., 
         it.pool.version_wanted = 2
     wait_until(lambda: it.workers[0].state is READY, "the worker to be back")
     assert it.servers[0].get("/model_info")["weight_version"] == "2"
-
-
-@pytest.mark.slow
-def test_stop_ends_the_thread_in_the_middle_of_a_recovery(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1)
-    it.supervisor.start()
-    with it.pool.update_lock:  # holds the recovery up
-        it.servers[0].send(signal.SIGKILL)
-        wait_until(lambda: it.servers[0].starts == 2, "the restart")
-        began = time.monotonic()
-        it.supervisor.stop()
-        assert time.monotonic() - began < 20
-    it.supervisor.stop()
-    assert it.workers[0].state is OUT
-    assert not it.pool.recovering
 
 
 @pytest.mark.slow
@@ -354,21 +274,6 @@ def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fl
         "router_restarted",
     ]
     assert it.pool.ready == it.workers
-
-
-@pytest.mark.slow
-def test_the_router_never_has_a_server_that_is_out(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(routed=True)
-    assert it.router is not None
-    it.update(1)
-    it.supervisor.start()
-    with it.pool.update_lock:  # holds the recovery up before it ends
-        it.servers[0].send(signal.SIGKILL)
-        wait_until(lambda: it.router.workers() == {it.workers[1].url}, "the router to forget the server")
-        wait_until(lambda: it.servers[0].starts == 2, "the restart")
-        assert it.router.workers() == {it.workers[1].url}
-    wait_until(lambda: it.router.workers() == {w.url for w in it.workers}, "the router to know it again")
-    assert it.workers[0].state is READY
 
 
 # -- servers that answer no requests for tokens ------------------------------------------------------------
@@ -396,13 +301,3 @@ def test_a_companion_that_died_or_hangs_is_restarted_and_nobody_quarantined(
     assert encoder.starts == 2
     assert it.events(0) == []
     assert it.supervisor.take_metrics()["engine/restarts"] == 1
-
-
-@pytest.mark.slow
-def test_without_fault_tolerance_a_dead_companion_is_told_of(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, use_fault_tolerance=False)
-    encoder = companion(it)
-    it.supervisor.start()
-    encoder.send(signal.SIGKILL)
-    wait_until(lambda: it.events(1) == ["companion_failed"], "the event")
-    assert encoder.starts == 1

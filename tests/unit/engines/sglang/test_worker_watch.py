@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -87,17 +86,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 250.0 * answers))
 
 
-async def test_healthy(server: Any, watch: Look) -> None:
-    server.pool.version_wanted = 3
-    assert await watch(server.worker, server.pool).look() == ""
-    assert server.asked == ["/model_info", "/health_generate"]
-
-
-async def test_a_refusal_is_asked_again(server: Any, watch: Look) -> None:
-    server.refusals = 2
-    assert await watch(server.worker, server.pool).look() == ""
-
-
 @pytest.mark.usefixtures("slow")
 async def test_refusals_are_asked_again_until_the_time_is_up(server: Any, watch: Look) -> None:
     server.refusals = 100
@@ -142,18 +130,3 @@ async def test_a_model_path_that_moves_without_an_update(server: Any, watch: Loo
     assert await beat.look() == "serves /m, it was /other"
     server.worker.loaded = None
     assert await beat.look() == ""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("answer", ["nonsense", [], {}])
-async def test_an_answer_that_is_none(server: Any, watch: Look, answer: Any) -> None:
-    server.info = answer
-    assert "no JSON object" in await watch(server.worker, server.pool, 600).look()
-    assert server.asked == ["/model_info"] * 3
-
-
-@pytest.mark.usefixtures("slow")
-async def test_nobody_listens(watch: Look) -> None:
-    worker = Worker("http://127.0.0.1:9", state=WorkerState.READY)
-    assert "Cannot connect" in await asyncio.wait_for(watch(worker, WorkerPool([worker]), 600).look(), 60)

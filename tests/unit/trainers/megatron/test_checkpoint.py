@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.checkpoint.sources import find_source
@@ -76,20 +75,6 @@ def test_moved_reference_and_old_actor_are_there_again(make: Make, tmp_path: Pat
     assert not equal(log_probs(again, "actor"), log_probs(again, "old_actor"))
     again.save(tmp_path / "next")
     assert (tmp_path / "next/trainer/reference").is_dir()
-
-
-def test_what_a_run_finds_without_it_is_not_stored(make: Make, tmp_path: Path) -> None:
-    flags = {"use_kl_loss": True, "keep_old_actor": True}
-    trainer = make(**flags)
-    first = log_probs(trainer, "ref")
-    step(trainer)
-    trainer.update_old_actor()
-    trainer.save(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "trainer").iterdir() if path.is_dir()) == ["model", "optimizer"]
-    again = make(**flags)
-    again.load(tmp_path)
-    assert equal(log_probs(again, "old_actor"), log_probs(trainer, "actor"))
-    assert equal(log_probs(again, "ref"), first)
 
 
 @pytest.fixture(scope="module")
@@ -172,17 +157,6 @@ def test_another_number_of_processes_goes_on_with_process_zeros_states(
     assert "saved by 4 processes and this run has 1" in caplog.text
     with pytest.raises(CheckpointError, match=r"training draws random numbers \(dropout\).*--no-load-rng"):
         make(hidden_dropout=0.1).load(copy)
-
-
-def test_an_embedded_trainer_takes_the_weights(saved: Any, model: Path) -> None:
-    directory, expected, state = saved
-    with pytest.raises(CheckpointError, match="another trainer's: add --no-load-optim"):
-        EmbeddedTrainer(jobs.settings(model)).load(directory)
-    embedded = EmbeddedTrainer(jobs.settings(model, no_load_optim=True))
-    torch.manual_seed(3)
-    embedded.load(directory)
-    assert same(weights(embedded), expected)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_megatron_weights_start_reference_and_critic(make: Make, saved: Any, tmp_path: Path) -> None:

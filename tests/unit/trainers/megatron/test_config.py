@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.enums import AttnBackend
-from slime_commands.models.presets import model_presets
 from slime_trainer_megatron.arguments.architecture import COMPARED
 from slime_trainer_megatron.arguments.config import (
     ddp_config,
@@ -20,12 +18,10 @@ from slime_trainer_megatron.arguments.fields import ConfigField, known_fields
 from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
 from slime_trainer_megatron.families import Architecture, decoder_architecture
 from slime_trainer_megatron.layout import Layout
-from torch.nn import functional
 
 from slime_core.config import Args
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
-from slime_core.plugins.resolve import resolve
 from tests.sweeps import sweep
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -44,13 +40,6 @@ def settings(**flags: Any) -> Args:
 def model(architecture: Architecture = DENSE, *, device: torch.device = CPU, layout: Any = None, **flags: Any) -> Any:
     args = settings(**flags)
     return transformer_config(args, architecture, layout or Layout.from_args(args), device=device)
-
-
-def test_the_architecture_arrives() -> None:
-    found = model()
-    for name, value in DENSE.transformer.items():
-        assert getattr(found, name) == value
-    assert found.activation_func is functional.silu
 
 
 def test_defaults_are_those_of_rl_and_of_a_cpu() -> None:
@@ -136,30 +125,15 @@ def test_every_field_given_by_a_flag_arrives_in_the_transformer_config(field: Co
     assert found == value
 
 
-@pytest.mark.parametrize("field", _of("optimizer"), ids=lambda f: f.name)
-def test_every_field_given_by_a_flag_arrives_in_the_optimizer_config(field: ConfigField) -> None:
-    value = _another(field)
-    found = optimizer_config(settings(**{**NEEDS.get(field.name, {}), field.name: value}), device=CPU)
-    assert getattr(found, field.name) == value
-
-
-@pytest.mark.parametrize("field", _of("ddp"), ids=lambda f: f.name)
-def test_every_field_given_by_a_flag_arrives_in_the_ddp_config(field: ConfigField) -> None:
-    value = _another(field)
+@sweep("field, owner", [(field, owner) for owner in ("optimizer", "ddp") for field in _of(owner)])
+def test_every_field_given_by_a_flag_arrives_in_the_other_configs(field: ConfigField, owner: str) -> None:
+    value, made = _another(field), {"optimizer": optimizer_config, "ddp": ddp_config}[owner]
     args = settings(**{**NEEDS.get(field.name, {}), field.name: value})
-    if field.name == "reuse_grad_buf_for_mxfp8_param_ag":
+    if field.name == "reuse_grad_buf_for_mxfp8_param_ag" and owner == "ddp":
         with pytest.raises(ConfigError, match="Reuse grad buffer only when keeping params in MXFP8"):
-            ddp_config(args, device=CPU)
+            made(args, device=CPU)
         return
-    assert getattr(ddp_config(args, device=CPU), field.name) == value
-
-
-def test_recompute() -> None:
-    found = model(recompute_granularity="full")
-    assert (found.recompute_method, found.recompute_num_layers) == ("uniform", 1)
-    found = model(recompute_granularity="full", recompute_method="block", recompute_num_layers=2)
-    assert (found.recompute_method, found.recompute_num_layers) == ("block", 2)
-    assert model(recompute_granularity="selective").recompute_modules == ["core_attn"]
+    assert getattr(made(args, device=CPU), field.name) == value
 
 
 def test_on_a_gpu_flags_keep_their_values() -> None:
@@ -171,15 +145,6 @@ def test_on_a_gpu_flags_keep_their_values() -> None:
     assert found.batch_p2p_comm is True
     found = model(device=CUDA, dtype="float32", layout=Layout(pipeline=2, virtual=2))
     assert (found.overlap_p2p_comm, found.batch_p2p_comm) == (True, False)
-
-
-def test_latent_attention() -> None:
-    preset = model_presets()["moonlight"]
-    architecture = resolve("megatron_models", preset.model_type, origin="test").obj(preset.config).architecture
-    found = model(architecture, attention_softmax_in_fp32=False)
-    assert isinstance(found, MLATransformerConfig)
-    assert (found.q_lora_rank, found.kv_lora_rank, found.rope_type) == (None, 512, "rope")
-    assert found.attention_softmax_in_fp32 is False
 
 
 def test_optimizer() -> None:
@@ -218,9 +183,5 @@ def test_gradients_are_summed_in_float32() -> None:
 )
 def test_rows_of_the_embedding(flags: dict[str, Any], tensor: int, rows: int) -> None:
     assert padded_vocab_size(settings(**flags), 101, Layout(tensor=tensor)) == rows
-
-
-@pytest.mark.parametrize("flags", [{"padded_vocab_size": 100}, {"padded_vocab_size": 103}])
-def test_rows_that_do_not_fit(flags: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"--padded-vocab-size .*: a multiple of 2 .* vocabulary, 101"):
-        padded_vocab_size(settings(**flags), 101, Layout(tensor=2))
+        padded_vocab_size(settings(padded_vocab_size=103), 101, Layout(tensor=2))

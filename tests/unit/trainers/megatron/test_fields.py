@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
+import importlib
 from typing import Any
 
+import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+from slime_trainer_megatron import installed
 from slime_trainer_megatron.arguments.fields import known_fields
+from slime_trainer_megatron.installed import check_installed, check_version
+
+from slime_core.errors import ConfigError
 
 CONFIGS: dict[str, Any] = {
     "transformer": TransformerConfig,
@@ -46,29 +49,13 @@ def test_owners_and_defaults_are_those_of_the_classes() -> None:
             assert field.default == getattr(defaults[name], "name", defaults[name]), name
 
 
-def test_types() -> None:
-    found = known_fields().fields
-    row = found["moe_layer_freq"]
-    assert (row.kind, row.shape) == ("int", "either")
-    row = found["recompute_modules"]
-    assert (row.kind, row.shape) == ("str", "list")
-    row = found["attention_backend"]
-    assert (row.kind, row.choices, row.default) == ("str", ("flash", "fused", "unfused", "local", "auto"), "auto")
-    assert found["recompute_method"].choices == ("uniform", "block")
-    assert found["initial_loss_scale"].default == 2**32
-    assert found["layernorm_epsilon"].names == ("norm-epsilon",)
-    assert found["overlap_param_gather"].owners == ("optimizer", "ddp")
-    assert found["q_lora_rank"].owners == ("mla",)
-
-
-def test_reading_flags_imports_neither_torch_nor_megatron() -> None:
-    code = (
-        "import json, sys; from slime_core.cli.main import main; from slime_core.config import load_settings;"
-        " seen = lambda: sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'megatron', 'transformers'});"
-        " listed = lambda: 'slime_trainer_megatron.arguments.fields' in sys.modules;"
-        " load_settings(['--lr', '1'], command='show', env={}); before = listed();"
-        " s = load_settings(['--tensor-model-parallel-size', '2', '--train-backend', 'megatron'], command='show',"
-        " env={}); print(json.dumps([before, listed(), seen(), s.args.tensor_model_parallel_size]))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert json.loads(out) == [False, True, [], 2]
+def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_installed()
+    check_version()
+    refused = r"megatron-core 0\.17\.0 .*only 0\.16\.\*; .*pip install"
+    monkeypatch.setattr(importlib.import_module("megatron.core.package_info"), "__version__", "0.17.0")
+    with pytest.raises(ConfigError, match=refused):
+        check_version()
+    monkeypatch.setattr(installed.runpy, "run_path", lambda file: {"__version__": "0.17.0"})
+    with pytest.raises(ConfigError, match=refused):
+        check_installed()

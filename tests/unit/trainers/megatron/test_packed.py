@@ -67,22 +67,6 @@ def test_a_targets_sampling_mask_goes_where_it_goes(context: int) -> None:
         assert found == [[token, *range(token % 3)] for token in micro.targets.tolist()]
 
 
-def test_sequence_params_are_megatrons() -> None:
-    micro = parts([0, 1], 2)[1]
-    params = micro.sequence_params()
-    assert params.qkv_format == "thd"
-    assert params.cu_seqlens_q.dtype == torch.int32
-    assert params.cu_seqlens_kv_padded.tolist() == micro.boundaries.tolist()
-
-
-def test_a_sample_without_response_has_no_rows() -> None:
-    batch = example_batch()
-    batch.response_lengths[1] = 0
-    micro = pack(batch, [1], VOCABULARY, Packing(), CPU)
-    assert micro.rows.numel() == 0
-    assert micro.num_tokens == len(batch.tokens[1])
-
-
 @pytest.mark.parametrize(("positions", "vocabulary", "message"), [([], 99, "without samples"), ([2], 5, "outside")])
 def test_what_cannot_be_packed(positions: list[int], vocabulary: int, message: str) -> None:
     with pytest.raises(TrainError, match=message):

@@ -76,39 +76,6 @@ def test_gradients_of_log_probs_alone(overwrite: bool, temperature: float) -> No
     assert torch.equal(given.detach(), logits) is not overwrite
 
 
-def test_it_is_torchs_log_softmax() -> None:
-    logits, targets = inputs(torch.float32)
-    found, _ = vocab_parallel_log_probs(logits, targets, PART)
-    expected = torch.log_softmax(logits[:, :TOKENS], -1).gather(1, targets[:, None]).squeeze(1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-
-
-def test_gradients_by_finite_differences() -> None:
-    logits, targets = inputs()
-
-    def both(z: torch.Tensor) -> Any:
-        return vocab_parallel_log_probs(z, targets, PART, temperature=1.3, chunk_size=2, with_entropy=True)
-
-    assert torch.autograd.gradcheck(both, (logits.requires_grad_(),))
-
-
-def test_the_input_is_left_as_it_is() -> None:
-    logits, targets = inputs(torch.float32)
-    before = logits.clone()
-    leaf = logits.requires_grad_()
-    vocab_parallel_log_probs(leaf, targets, PART, with_entropy=True)[0].sum().backward()
-    assert torch.equal(leaf.detach(), before)
-
-
-def test_overwritten_logits_are_the_gradient() -> None:
-    logits, targets = inputs(torch.float32)
-    leaf = logits.requires_grad_()
-    used = leaf * 1
-    vocab_parallel_log_probs(used, targets, PART, overwrite=True)[0].sum().backward()
-    assert leaf.grad is not None
-    assert torch.equal(used.detach(), leaf.grad)
-
-
 def test_impossible_tokens_count_nothing() -> None:
     logits, targets = inputs()
     logits[:, 3] = -torch.inf

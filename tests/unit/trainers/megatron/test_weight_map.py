@@ -9,18 +9,12 @@ import pytest
 import torch
 from slime_trainer_megatron.families import (
     QKV,
-    Architecture,
     Columns,
     Gated,
     GatedFused,
-    MegatronModel,
     Merge,
     Rows,
-    critic_of,
     decoder_architecture,
-    embedding_rows,
-    expert_rows,
-    refuse,
 )
 
 from slime_core.errors import ConfigError
@@ -96,26 +90,6 @@ def test_the_way_back_loses_no_bit_and_slices_are_the_same(case: int, size: int,
             assert torch.equal(merge.to_megatron(cut, 0, 1), part)
 
 
-def test_what_does_not_divide_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"axis 0 of \(6, 3\) does not divide into 4 equal parts"):
-        Columns().to_megatron([labelled(0, 6)], 0, 4)
-    assert QKV(4, 2, 2).read_axis(4) is None
-    assert QKV(4, 2, 2).read_axis(2) == 0
-
-
-def architecture(**fields: Any) -> Architecture:
-    return decoder_architecture(HF, **fields)
-
-
-def test_fields_are_read_with_hfs_defaults() -> None:
-    found = architecture(add_qkv_bias=True)
-    assert found.transformer["kv_channels"] == 8
-    assert found.transformer["num_query_groups"] == 2
-    assert found.transformer["add_qkv_bias"] is True
-    assert (found.num_layers, found.num_experts, found.rotary_base, found.rope_scaling) == (3, 0, 10000.0, None)
-    assert decoder_architecture({**HF, "num_key_value_heads": None}).transformer["num_query_groups"] == 4
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,33 +100,3 @@ def test_fields_are_read_with_hfs_defaults() -> None:
 def test_what_megatron_would_compute_otherwise_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         decoder_architecture({**HF, **change})
-
-
-def test_a_missing_field_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"config.json has no 'vocab_size'"):
-        decoder_architecture({key: value for key, value in HF.items() if key != "vocab_size"})
-    with pytest.raises(ConfigError, match="use_sliding_window 4 is not supported; allowed: False"):
-        refuse({"use_sliding_window": 4}, use_sliding_window=False)
-
-
-def test_parts_of_a_mixture_that_not_every_family_has() -> None:
-    rows = expert_rows(
-        mlp="block_sparse_moe", names=("w1", "w3", "w2"), expert_bias="bias", shared="shared", shared_gate="shared_gate"
-    )
-    named = {row.megatron.removeprefix("decoder.layers.{layer}.mlp."): row for row in rows}
-    block = "model.layers.{layer}.block_sparse_moe."
-    assert named["router.expert_bias"].hf == (f"{block}bias",)
-    assert named["experts.local_experts.{expert}.linear_fc2.weight"].hf == (f"{block}experts.{{expert}}.w2.weight",)
-    assert named["experts.local_experts.{expert}.linear_fc2.weight"].split == "expert_tensor"
-    assert named["shared_experts.linear_fc1.weight"].split == "tensor"
-    assert named["shared_experts.gate_weight"].split == "replicated"
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_critic_has_a_head_of_its_own(tied: bool) -> None:
-    found = decoder_architecture({**HF, "tie_word_embeddings": tied})
-    critic = critic_of(MegatronModel(found, embedding_rows(found)))
-    assert not critic.architecture.tie_word_embeddings
-    heads = {row.megatron: row.hf for row in critic.rows if row.megatron.startswith("output_layer")}
-    assert heads == {"output_layer.weight": ("score.weight",), "output_layer.bias": ("score.bias",)}
-    assert critic_of(critic) == critic

@@ -70,24 +70,6 @@ def test_there_and_back_is_bitwise_and_logits_are_transformers(variant: str, tmp
     torch.testing.assert_close(logits[..., :61], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_padding_of_the_vocabulary_is_zero_and_never_exported(saved: Path) -> None:
-    model = family(saved)
-    (chunk,) = chunks = chunks_of(model, padded=80)
-    load_hf(chunks, model, saved)
-    assert chunk.output_layer.weight.shape == (80, 32)
-    assert not chunk.output_layer.weight[61:].any()
-    assert dict(hf_weights(chunks, model))["lm_head.weight"].shape == (61, 32)
-
-
-def test_numbers_are_cast_to_the_models_and_exported_in_it(saved: Path) -> None:
-    model = family(saved)
-    chunks = chunks_of(model, dtype=torch.bfloat16)
-    load_hf(chunks, model, saved)
-    files = dict(read_weights(saved))
-    for name, tensor in hf_weights(chunks, model):
-        assert torch.equal(tensor, files[name].bfloat16()), name
-
-
 def test_a_critic_starts_with_a_fresh_head_and_keeps_its_own(saved: Path, tmp_path: Path) -> None:
     model = family(saved, "critic")
     chunks = chunks_of(model, role="critic")
@@ -162,16 +144,6 @@ def test_a_checkpoint_that_is_quantized_by_blocks(saved: Path, tmp_path: Path) -
     load_hf(chunks, model, tmp_path)
     found = dict(hf_weights(chunks, model))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_eight_bit_numbers_without_scales_are_refused(saved: Path, tmp_path: Path) -> None:
-    files = dict(read_weights(saved))
-    name = "model.layers.0.mlp.down_proj.weight"
-    copy_assets(saved, tmp_path)
-    write_weights(tmp_path, {**files, name: files[name].to(torch.float8_e4m3fn)}.items())
-    model = family(saved)
-    with pytest.raises(CheckpointError, match=rf"{name}: F8_E4M3 without {name}_scale_inv"):
-        load_hf(chunks_of(model), model, tmp_path)
 
 
 def test_a_map_that_does_not_fit_the_model_is_refused(saved: Path) -> None:

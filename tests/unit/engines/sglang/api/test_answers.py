@@ -5,18 +5,10 @@ from typing import Any
 import pytest
 from slime_engine_http.api.answers import Pieces, token_weight_versions, versions_in
 
-from slime_core import Sample
 from slime_core.errors import EngineError
 from tests.unit.engines.sglang.api.servers import answer
 
 URL = "http://h:1"
-
-
-def test_tokens_log_probs_and_text() -> None:
-    output = Pieces(URL).add(answer(7, 8, version="3"))
-    assert (output.token_ids, output.log_probs, output.text) == ([7, 8], [-0.5, -0.5], "xx")
-    assert "output_token_logprobs" not in output.meta_info
-    assert output.meta_info["token_weight_versions"] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -49,26 +41,6 @@ def test_weight_versions(meta: dict[str, Any], versions: list[int], names: set[s
     )
 
 
-def test_everything_reaches_the_sample() -> None:
-    meta = {
-        "weight_versions": [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 2}],
-        "weight_version": "2", "prompt_tokens": 3, "cached_tokens": 2,
-        "spec_verify_ct": 4, "spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 8,
-    }  # fmt: skip
-    output = Pieces(URL).add(answer(5, 6, reason="stop", **meta))
-    sample = Sample(tokens=[1, 2, 3])
-    sample.append_response_tokens(
-        None, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
-    )
-    stored = Sample.from_dict(sample.to_dict())
-    for found in (sample, stored):
-        assert found.token_weight_versions == [1, 2]
-        assert found.weight_versions == ["2"]
-        assert found.status == Sample.Status.COMPLETED
-        assert (found.spec_info.spec_accept_rate, found.spec_info.spec_accept_length) == (3 / 8, 2 / 4)
-        assert (found.prefix_cache_info.cached_tokens, found.prefix_cache_info.total_prompt_tokens) == (2, 3)
-
-
 def chunk(*ids: int, total: int, text: str, reason: str | None = None) -> dict[str, Any]:
     body = answer(*ids, completion_tokens=total, finish_reason=None if reason is None else {"type": reason})
     return body | {"text": text}
@@ -86,12 +58,6 @@ def test_pieces_are_cumulative_or_what_is_new() -> None:
     assert pieces.add(chunk(total=3, text="", reason="abort")).token_ids == [1, 2, 3]
     with pytest.raises(EngineError, match="completion_tokens 7"):
         pieces.add(chunk(9, total=7, text=""))
-
-
-def test_a_request_aborted_in_the_queue_has_no_log_probs() -> None:
-    body = answer(reason="abort")
-    del body["meta_info"]["output_token_logprobs"]
-    assert Pieces(URL).add(body).token_ids == []
 
 
 @pytest.mark.parametrize(

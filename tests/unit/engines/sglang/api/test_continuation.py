@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Any
 
@@ -10,7 +9,6 @@ from slime_engine_http.api.continuation import joined, rest_of
 
 from slime_core.sample import GenerationOutput
 from tests.unit.engines.sglang.api.servers import Reaction, Server, answer, engine_at, generating, servers, sse
-from tests.until import until
 
 
 def body(**params: Any) -> dict[str, Any]:
@@ -107,42 +105,11 @@ async def test_a_request_that_an_update_ended_is_continued() -> None:
         assert (metrics["engine/continued_requests"], metrics["engine/retried_requests"]) == (1, 0)
 
 
-async def test_a_request_that_begins_during_an_update_may_be_ended_by_it() -> None:
-    async with servers(cut_short(*PIECES, interrupt=False)) as (server,), engine_at(server) as engine:
-        with engine.pool.update_lock:
-            assert (await engine.generate([3], {"max_new_tokens": 3})).token_ids == [7, 8, 9]
-
-
 async def test_what_cannot_be_continued_is_asked_again() -> None:
     async with servers(cut_short(*PIECES)) as (server,), engine_at(server) as engine:
         server.engine = engine  # type: ignore[attr-defined]
         assert (await engine.generate([3], {"max_new_tokens": 3, "stop": "abc"})).token_ids == [9]
         assert [b["input_ids"] for b in server.asked("/generate")] == [[3], [3]]
-
-
-async def test_an_abort_by_somebody_else_is_an_answer() -> None:
-    async with servers(cut_short(*PIECES, interrupt=False)) as (server,), engine_at(server) as engine:
-        found = await engine.generate([3], {"max_new_tokens": 3})
-        assert (found.token_ids, found.meta_info["finish_reason"]["type"]) == ([7, 8], "abort")
-
-
-async def test_the_callers_abort_ends_what_an_update_had_ended_too() -> None:
-    release = asyncio.Event()
-
-    async def react(server: Server, request: Any, given: Any, before: int) -> Any:
-        engine.pool.interrupt()
-        if before:
-            await release.wait()
-        return answer(7 + before, version="1", reason="abort")
-
-    async with servers(generating(react)) as (server,), engine_at(server) as engine:
-        task = asyncio.create_task(engine.generate([3], {"max_new_tokens": 3}, rid="mine"))
-        await until(lambda: len(server.asked("/generate")) == 2)
-        await engine.abort("mine")
-        release.set()
-        found = await task
-        assert (found.token_ids, found.meta_info["finish_reason"]["type"]) == ([7, 8], "abort")
-        assert len(server.asked("/generate")) == 2
 
 
 async def test_a_stream_goes_on_without_showing_the_cut() -> None:

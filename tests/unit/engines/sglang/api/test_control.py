@@ -72,26 +72,6 @@ async def test_a_server_that_fails_what_must_reach_all_is_taken_out(recovering: 
         assert bad.asked("/continue_generation") == []
 
 
-async def test_all_failures_are_named_and_an_abort_takes_nobody_out() -> None:
-    failing = at("/abort_request", *[(500, {"error": "x"})] * 8)
-    async with servers(failing, failing, well) as made, engine_at(*made) as engine:
-        with pytest.raises(EngineError) as caught:
-            await engine.abort()
-        assert made[0].address in str(caught.value)
-        assert made[1].address in str(caught.value)
-        assert len(engine.pool.ready) == 3
-
-
-@pytest.mark.slow
-async def test_the_cache_is_flushed_when_the_requests_are_done() -> None:
-    async with servers(at("/flush_cache", (400, b"busy"), (400, b"busy"))) as (server,), engine_at(server) as engine:
-        await engine.flush_cache()
-        assert len(server.asked("/flush_cache")) == 3
-    async with servers(at("/flush_cache", *[(400, b"busy")] * 99)) as (server,), engine_at(server) as engine:
-        with pytest.raises(EngineError, match=f"{server.address}/flush_cache: .* requests are still running"):
-            await engine.flush_cache(timeout=1.0)
-
-
 async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def paused(server: Server, request: Any, body: Any, before: int) -> Any:
         if request.path == "/health" and not server.asked("/continue_generation"):
@@ -103,45 +83,6 @@ async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.L
         assert [len(server.asked("/continue_generation")) for server in made] == [1, 0]
     (told,) = [message for message in caplog.messages if "its weights may be a mixture" in message]
     assert made[0].url in told
-
-
-async def test_information_of_sglang_and_of_slime() -> None:
-    async def sglang(server: Server, request: Any, body: Any, before: int) -> Any:
-        load = {"num_running_reqs": 2, "num_waiting_reqs": 1}
-        answers: dict[str, Any] = {
-            "/server_info": {"version": "0.5.20", "max_req_input_len": 2042},
-            "/model_info": {"model_path": "/m", "weight_version": "3"},
-            "/v1/loads": {"loads": [load, load]},
-            "/health": {},
-        }
-        return answers.get(request.path, (404, {}))
-
-    async def slime(server: Server, request: Any, body: Any, before: int) -> Any:
-        answers: dict[str, Any] = {
-            "/server_info": {"version": "slime", "num_running": 5, "num_waiting": 0, "max_context_length": 64},
-            "/model_info": {"model_path": "/m", "weight_version": "3"},
-            "/health": {},
-        }
-        return answers.get(request.path, (404, {}))
-
-    async with servers(sglang, sglang, slime) as made:
-        async with engine_at(made[0], made[1]) as engine:
-            info = await engine.info()
-            assert (info["num_running"], info["num_waiting"], info["max_context_length"]) == (8, 4, 2042)
-            assert (info["model_path"], info["weight_version"]) == ("/m", "3")
-            assert info["addresses"] == [made[0].url, made[1].url]
-        async with engine_at(made[2]) as engine:
-            info = await engine.info()
-            assert (info["num_running"], info["max_context_length"], info["version"]) == (5, 64, "slime")
-
-
-async def test_servers_of_another_version_are_taken_out() -> None:
-    async with servers(well, at("/model_info", {"weight_version": "0"})) as made, engine_at(*made) as engine:
-        await engine.check_versions()
-        assert len(engine.pool.ready) == 2  # none is wanted
-        engine.pool.version_wanted = 1
-        await engine.check_versions()
-        assert [w.reason for w in engine.pool.workers] == ["", "reports weight version '0', wanted is 1"]
 
 
 @pytest.mark.parametrize("recovering", [False, True])

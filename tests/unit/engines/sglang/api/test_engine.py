@@ -7,7 +7,7 @@ from slime_engine_http.api.engine import HttpEngine
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, EngineError
-from tests.unit.engines.sglang.api.servers import Server, engine_at, servers, well
+from tests.unit.engines.sglang.api.servers import Server, servers, well
 
 
 async def test_the_workers_of_a_router_are_found_and_requests_go_through_it() -> None:
@@ -61,11 +61,3 @@ async def test_settings_that_make_no_sense() -> None:
         host, port = front.address.split(":")
         with pytest.raises(EngineError, match="has no workers"):
             await HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port))).start()
-
-
-async def test_metrics_begin_at_zero_and_name_what_is_ready() -> None:
-    async with servers(well, well) as made, engine_at(*made) as engine:
-        zeros = dict.fromkeys(engine.take_metrics(), 0.0) | {"engine/ready_workers": 2.0}
-        assert engine.take_metrics() == zeros
-        await engine.generate([3], {})
-        assert engine.take_metrics() == zeros | {"engine/requests": 1.0}

@@ -7,40 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_engine_http.api.continuation import rest_of
 from slime_engine_http.api.flights import Flight
 from slime_engine_http.api.requests import generate_request
 
-from slime_core.config import Args
 from slime_core.errors import EngineError
-from slime_core.protocols import GenerateContext, GenerateTraits
-from slime_core.rollout.gate import GatedEngine
+from slime_core.protocols import GenerateTraits
 from slime_core.rollout.generate import _check_images
 from slime_core.sample import GenerationOutput, Sample
 from tests.unit.engines.sglang.api.servers import engine_at, servers, well
 
 PNG = "data:image/png;base64,iVBORw=="
-
-
-async def test_images_go_beside_the_tokens_through_the_gate() -> None:
-    async with servers(well) as (server,), engine_at(server) as engine:
-        gated = GatedEngine(engine, deterministic=False)
-        await gated.generate([3, 4], {}, image_data=[PNG, PNG])
-        await gated.generate([3], {})
-        first, second = server.asked("/generate")
-        assert first["image_data"] == [PNG, PNG]
-        assert "image_data" not in second
-
-
-async def test_single_turn_sends_the_images_of_the_sample() -> None:
-    from slime_core.plugins.resolve import resolve
-
-    generate: Any = resolve("generators", "single_turn", origin="test").obj
-    sample = Sample(index=0, tokens=[3], multimodal_inputs={"images": [PNG_FILE]})
-    async with servers(well) as (server,), engine_at(server) as engine:
-        context = GenerateContext(GatedEngine(engine, deterministic=False), None)  # type: ignore[arg-type]
-        await generate(Args(), sample, {"max_new_tokens": 1}, context=context)
-        assert [body["image_data"] for body in server.asked("/generate")] == [[PNG_FILE]]
 
 
 PNG_FILE = "data:image/png;base64,iVBORw0KGgo="
@@ -50,13 +26,6 @@ PNG_FILE = "data:image/png;base64,iVBORw0KGgo="
 def test_a_server_is_never_asked_to_fetch(wrong: Any) -> None:
     with pytest.raises(EngineError, match="is no data:image"):
         generate_request([1], {}, "r", image_data=[wrong])
-
-
-def test_the_rest_of_an_answer_is_asked_with_its_images() -> None:
-    body = generate_request([1, 2], {"max_new_tokens": 8}, "r", image_data=[PNG])
-    rest = rest_of(body, GenerationOutput([5], [-0.5], "x", {}))
-    assert rest is not None
-    assert (rest["input_ids"], rest["image_data"]) == ([1, 2, 5], [PNG])
 
 
 @pytest.mark.parametrize(("sampled", "rest"), [([5], [1, 9, 2, 5]), ([5, 9], [1, 9, 2])])

@@ -79,22 +79,3 @@ async def test_a_router_before_0_3_is_refused() -> None:
 
 def request(**fields: Any) -> dict[str, Any]:
     return {"input_ids": [1], "rid": "r", "return_logprob": True, "sampling_params": {}} | fields
-
-
-@pytest.mark.parametrize(
-    ("fields", "dropped"),
-    [
-        ({}, ""),
-        ({"stream": True}, ""),
-        ({"return_routed_experts": True}, "return_routed_experts"),
-        ({"return_routed_experts": None}, ""),
-        ({"image_data": ["x"]}, ""),
-        ({"sampling_params": {"sampling_seed": 1, "top_k": 5, "n": 1}}, ""),
-        ({"sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params"),
-        ({"sampling_params": {"custom_params": None, "logit_bias": {"1": 2.0}}}, "sampling_params.logit_bias"),
-        ({"sampling_params": {"spaces_between_special_tokens": False}}, ""),
-        ({"sampling_params": None}, ""),
-    ],
-)
-def test_what_it_drops(fields: dict[str, Any], dropped: str) -> None:
-    assert Router(Http(), W).dropped(request(**fields)) == dropped

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing
-from slime_engine_http.weights.shared_memory import SHM, SharedBuffer, message, remove_leftovers
+from slime_engine_http.weights.shared_memory import SHM, Register, SharedBuffer, message, remove_leftovers
 
 from slime_core.errors import WeightSyncError
 
@@ -46,17 +47,6 @@ def test_another_process_reads_it_and_nothing_is_left() -> None:
     buffer.free()
     assert not mine()
     assert torch.multiprocessing.get_sharing_strategy() == strategy
-
-
-def test_readers_that_never_read_leave_nothing_behind() -> None:
-    buffer = SharedBuffer(3)
-    buffer.lend(5)
-    view = buffer.tensor[1:]
-    buffer.free()
-    assert mine(), "somebody here still looks at it"
-    del view
-    assert not mine()
-    buffer.free()
 
 
 def test_a_reader_may_outlive_it() -> None:
@@ -146,3 +136,61 @@ def test_memory_of_a_killed_process_goes_at_once_or_with_the_next_run(manager_to
             assert time.monotonic() < deadline
             time.sleep(0.05)
         remove_leftovers(SHM)
+
+
+# -- names of dead processes --------------------------------------------------------------------------------
+
+REGISTERED = """
+import sys
+from pathlib import Path
+from slime_engine_http.weights.shared_memory import Register
+folder = Path(sys.argv[1])
+register = Register(folder)
+for name in ("first", "second"):
+    (folder / name).touch()
+    register.enter(name)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has entered two names."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", REGISTERED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def names(folder: Path) -> set[str]:
+    return {name for name in os.listdir(folder) if not name.startswith("slime-")}
+
+
+def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "foreign").touch()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == {"foreign", "first", "second"}
+    holder.kill()
+    holder.wait()
+    mine = Register(tmp_path)
+    (tmp_path / "mine").touch()
+    mine.enter("mine")
+    assert names(tmp_path) == {"foreign", "mine"}
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == {"foreign", "mine"}
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_well_leaves_no_file(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert len(list(tmp_path.glob("slime-*"))) == 1
+    holder.communicate(timeout=30)
+    assert list(tmp_path.glob("slime-*")) == []

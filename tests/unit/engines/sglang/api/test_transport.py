@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from slime_engine_http.api import transport
-from slime_engine_http.api.transport import Http, backoff
+from slime_engine_http.api.transport import Http
 
 from slime_core.errors import ConfigError, EngineError
-from tests.unit.engines.sglang.api.servers import Reaction, die, servers, sse
+from tests.unit.engines.sglang.api.servers import Reaction, die, servers
 
 
 @asynccontextmanager
@@ -26,23 +26,6 @@ def first(*statuses: int) -> Reaction:
         return (statuses[before], {"error": {"message": f"no {before}"}}) if before < len(statuses) else {"ok": True}
 
     return react
-
-
-async def test_busy_answers_are_tried_again_and_what_was_asked_is_sent() -> None:
-    async with servers(first(503, 429, 500)) as (server,), http() as client:
-        answer = await client.send("POST", server.url, "/x", {"a": [1]}, headers={"X-Key": "k"})
-        assert answer.object() == {"ok": True}
-        assert server.asked("/x") == [{"a": [1]}] * 4
-        assert server.calls[0][2]["x-key"] == "k"
-
-
-@pytest.mark.parametrize(("statuses", "calls"), [((400,), 1), ((404,), 1), ((422,), 1), ((502,) * 9, 4)])
-async def test_refusals_are_final_and_patience_ends(statuses: tuple[int, ...], calls: int) -> None:
-    async with servers(first(*statuses)) as (server,), http() as client:
-        with pytest.raises(EngineError, match=f"{server.address}/x: status {statuses[0]}: no {calls - 1}") as caught:
-            await client.send("GET", server.url, "/x")
-        assert (caught.value.status, caught.value.url, caught.value.reached) == (statuses[0], f"{server.url}/x", True)
-        assert len(server.calls) == calls
 
 
 async def test_what_may_have_been_done_is_not_done_again() -> None:
@@ -61,14 +44,6 @@ async def test_what_may_have_been_done_is_not_done_again() -> None:
         assert (await client.send("POST", server.url, "/update", {}, repeat=False)).status == 200
 
 
-def test_delays_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_S", 0.2)
-    for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, 5.0)):
-        delays = [backoff(attempt) for _ in range(200)]
-        assert most / 2 <= min(delays) <= max(delays) <= most
-        assert max(delays) - min(delays) > 0.2 * most
-
-
 async def test_the_environments_proxy_is_not_used_and_the_settings_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async with servers(first(), first()) as (target, proxy), http() as client, http(proxy=proxy.url) as proxied:
         monkeypatch.setenv("http_proxy", proxy.url)
@@ -78,37 +53,10 @@ async def test_the_environments_proxy_is_not_used_and_the_settings_is(monkeypatc
         assert (len(target.calls), len(proxy.calls)) == (1, 1)
 
 
-async def test_an_answer_that_is_no_json() -> None:
-    async def text(*_: Any) -> Any:
-        return 200, b"Cache flushed."
-
-    async with servers(text) as (server,), http() as client:
-        answer = await client.send("GET", server.url, "/x")
-        assert answer.object() == {}
-        with pytest.raises(EngineError, match="Cache flushed"):
-            answer.json()
-
-
 async def read(client: Http, url: str, seen: list[bytes]) -> None:
     async with client.events(url, "/s", {}) as response:
         async for line in transport.lines(response.content):
             seen.append(line)
-
-
-async def test_events_carry_refusals_and_broken_connections() -> None:
-    async def react(server: Any, request: Any, body: Any, before: int) -> Any:
-        return (400, {"error": {"message": "bad"}}) if before == 0 else await sse(request, {"n": 1}, end=False)
-
-    async with servers(react) as (server,), http() as client:
-        with pytest.raises(EngineError, match="status 400: bad") as caught:
-            async with client.events(server.url, "/s", {}):
-                raise AssertionError
-        assert caught.value.status == 400
-        seen: list[bytes] = []
-        with pytest.raises(EngineError, match="stream broke") as caught:
-            await read(client, server.url, seen)
-        assert caught.value.status == 200  # there was an answer
-        assert seen[0] == b'data: {"n": 1}'
 
 
 async def test_before_open_and_addresses() -> None:
@@ -129,15 +77,6 @@ async def test_before_open_and_addresses() -> None:
     ):
         with pytest.raises(ConfigError, match="HOST:PORT"):
             transport.server_url(wrong)
-
-
-async def test_a_call_that_no_server_could_take_names_none() -> None:
-    async with servers(first()) as (server,), http() as client:
-        for body, headers in (({"a": object()}, None), ({"a": 2**70}, None), ({}, {"X-Key": "a\nb"})):
-            with pytest.raises(EngineError, match="not to be sent") as caught:
-                await client.send("POST", server.url, "/x", body, headers=headers)
-            assert caught.value.url is None
-        assert server.calls == []
 
 
 async def test_a_host_that_does_not_answer_to_a_connection_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

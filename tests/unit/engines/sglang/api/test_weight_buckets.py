@@ -24,18 +24,6 @@ def test_groups_hold_so_many_bytes(sizes: tuple[int, ...], groups: list[int]) ->
     assert [name for run, _ in found for name, _ in run] == [f"t{i}" for i, size in enumerate(sizes) if size]
 
 
-def test_tensors_are_drawn_one_bucket_at_a_time() -> None:
-    drawn = []
-
-    def weights():
-        for name, tensor in named(3, 3, 3, 3):
-            drawn.append(name)
-            yield name, tensor
-
-    next(iter(group_tensors(weights(), 6)))
-    assert drawn == ["t0", "t1", "t2"]
-
-
 def test_a_name_that_comes_again_is_an_error_wherever_it_does() -> None:
     with pytest.raises(WeightSyncError, match="tensor 't1' twice"):
         list(group_tensors([*named(3, 3, 3), ("t1", torch.ones(1))], 6))
@@ -54,39 +42,3 @@ def test_dtypes_of_quantized_models_arrive_bit_by_bit(dtype: torch.dtype, shared
     assert torch.equal(found["turned"].view(torch.uint8), given.t().contiguous().view(torch.uint8))
     del found, bucket
     buffers.free()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_every_slice_is_aligned_and_holds_its_tensor(shared: bool) -> None:
-    given = [
-        ("a", torch.tensor([1], dtype=torch.int8)),
-        ("b", torch.randn(3, 2).t()),
-        ("c", torch.randn(5).bfloat16()),
-        ("d", torch.randn((), dtype=torch.float64)),
-    ]
-    buffers = Buffers(shared=shared, keep=False)
-    bucket = buffers.fill(given)
-    assert all(s.start % s.dtype.itemsize == 0 for s in bucket.slices)
-    found = dict(bucket.named())
-    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in given)
-    assert bucket.nbytes == 1 + 24 + 10 + 8
-    del found, bucket
-    buffers.free()
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_memory_is_used_again_unless_buckets_are_kept(keep: bool) -> None:
-    buffers = Buffers(shared=True, keep=keep)
-    first = buffers.fill(named(8))
-    place = first.flat.data_ptr()
-    second = buffers.fill(named(4))
-    assert (second.flat.data_ptr() == place) is not keep
-    assert second.nbytes == 4
-    for bucket in (first, second) if keep else ():
-        bucket.free()
-    buffers.free()
-
-
-def test_nothing_to_send_is_an_error() -> None:
-    with pytest.raises(WeightSyncError, match="no weights"):
-        list(group_tensors(named(0, 0), 6))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,8 +17,9 @@ from slime_engine_http.api import control
 from slime_engine_http.api.control import Control
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_http.weights import distributed
-from slime_engine_http.weights.buckets import Buffers
+from slime_engine_http.weights import distributed, round
+from slime_engine_http.weights.protocol import ServerFacts
+from slime_engine_http.weights.round import Round
 from slime_engine_http.weights.update import WeightUpdates
 
 from slime_core.config import Args
@@ -191,48 +191,6 @@ async def test_a_trainer_that_fails_in_the_middle_leaves_nobody_serving(transpor
         assert (s.pool.version_wanted, s.pool.version_coming) == (None, None)
 
 
-async def test_a_session_that_somebody_left_open_is_closed_first() -> None:
-    async with setup(WeightServer("0.5.23")) as s:
-        s.rules[0].session = True
-        await s.push("tensor", 1)
-        assert same(s.rules[0].weights, 1)
-        assert not s.rules[0].session
-
-
-async def test_the_event_loop_goes_on_while_a_bucket_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    fill, loop_ran = Buffers.fill, threading.Event()
-
-    def wait_for_the_loop(self: Buffers, named: Any) -> Any:
-        loop.call_soon_threadsafe(loop_ran.set)
-        assert loop_ran.wait(60), "the loop stood still"
-        return fill(self, named)
-
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(Buffers, "fill", wait_for_the_loop)
-    async with setup(WeightServer()) as s:
-        await s.push("tensor", 1)
-
-
-async def test_a_broadcast_that_nobody_waits_for_any_more_tells_of_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    entered, over = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def broadcast() -> None:
-        loop.call_soon_threadsafe(entered.set)
-        assert over.wait(60)
-        raise RuntimeError("timed out")
-
-    task = asyncio.create_task(distributed._in_thread("slime-7", broadcast))
-    await entered.wait()
-    task.cancel()
-    await asyncio.wait([task])
-    over.set()
-    async with asyncio.timeout(60):
-        while "slime-7, which nobody waited for any more, has ended: timed out" not in caplog.messages:
-            await asyncio.sleep(0.01)
-
-
 async def test_a_server_that_reports_another_version_is_quarantined() -> None:
     async def lies(server: Server, request: Any, body: Any, before: int) -> Any:
         return {"weight_version": "41"}
@@ -251,13 +209,6 @@ async def test_no_server_left_ends_the_update_unless_one_comes_back() -> None:
         s.workers[0].awaited = False
         with pytest.raises(WeightSyncError, match="no engine is left"):
             await s.push("tensor", 2)
-
-
-async def test_the_cache_is_flushed_once_requests_are_over() -> None:
-    async with setup(WeightServer()) as s:
-        s.rules[0].running = 2
-        await s.push("tensor", 1)
-        assert len(s.servers[0].asked("/flush_cache")) == 3
 
 
 async def test_a_cache_that_is_never_free_is_a_failure_but_not_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,21 +236,6 @@ async def test_what_the_caller_paused_stays_paused() -> None:
         await s.push("tensor", 2)
         assert s.servers[0].asked("/pause_generation") == [{"mode": "in_place"}, {"mode": "abort"}]
         assert (s.rules[0].paused, s.rules[0].version) == (None, "2")
-
-
-async def test_quarantine_by_somebody_else_ends_the_wait() -> None:
-    reached = asyncio.Event()
-
-    async def stuck(server: Server, request: Any, body: Any, before: int) -> Any:
-        reached.set()
-        return await hang(server, request, body, before)
-
-    async with setup(WeightServer(update_weights_from_tensor=stuck), update_weight_timeout=600) as s:
-        pushing = asyncio.create_task(s.push("tensor", 1))
-        await reached.wait()
-        await asyncio.to_thread(s.pool.set_state, s.workers[0], WorkerState.QUARANTINED, "no heartbeat")
-        with pytest.raises(WeightSyncError, match="no heartbeat"):
-            await asyncio.wait_for(pushing, 60)
 
 
 async def test_an_update_waits_for_the_server_that_is_being_brought_back() -> None:
@@ -388,37 +324,6 @@ async def test_refused_in_the_middle_nobody_serves_and_nobody_is_waited_for(tran
         assert s.pool.version_wanted is None
 
 
-@ALL
-async def test_one_that_refuses_what_another_takes_is_quarantined(transport: str) -> None:
-    broken = {f"update_weights_from_{transport}": refusing(NO_FILES)}
-    async with setup(WeightServer(**broken), WeightServer(), use_fault_tolerance=True) as s:
-        await s.push(transport, 1)
-        assert [w.state for w in s.workers] == [WorkerState.QUARANTINED, WorkerState.READY]
-        assert s.pool.version_wanted == 1
-
-
-async def test_a_dead_server_is_no_witness_for_the_weights() -> None:
-    dead, living = WeightServer(update_weights_from_disk=die), WeightServer(update_weights_from_disk=refusing(NO_FILES))
-    async with setup(dead, living, use_fault_tolerance=True) as s:
-        with pytest.raises(WeightSyncError, match="refused"):
-            await s.push("disk", 1)
-        assert [w.state for w in s.workers] == [WorkerState.QUARANTINED, WorkerState.READY]
-
-
-async def test_a_server_that_refused_and_reports_another_version_all_the_same_is_quarantined() -> None:
-    async def lies(server: Server, request: Any, body: Any, before: int) -> Any:
-        return {"weight_version": "41"}
-
-    rules = WeightServer(update_weights_from_disk=refusing(NO_FILES))
-    async with setup(rules) as s:
-        await s.push("tensor", 1)
-        rules.broken["/model_info"] = lies
-        with pytest.raises(WeightSyncError, match="the server that answers refused"):
-            await s.push("disk", 2)
-        assert s.workers[0].state is WorkerState.QUARANTINED
-        assert "'41', wanted is 1" in s.workers[0].reason
-
-
 async def test_a_step_that_takes_too_long_names_server_transport_phase_and_setting() -> None:
     """As when its scheduler is frozen and what answers HTTP is not."""
     async with setup(WeightServer(update_weights_from_disk=hang), update_weight_timeout=0.3) as s:
@@ -427,7 +332,34 @@ async def test_a_step_that_takes_too_long_names_server_transport_phase_and_setti
             await s.push("disk", 1)
 
 
-async def test_requests_in_flight_are_told_of_every_pause() -> None:
-    async with setup(WeightServer(), WeightServer()) as s:
-        await s.push("tensor", 1)
-        assert s.pool.interruptions == 2
+# -- which protocol a server speaks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("software", ["0.5.20", "0.5.23"])
+async def test_the_chosen_protocol_is_taken_and_the_other_refused(
+    software: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules, sessions = WeightServer(software), list[bool]()
+    async with servers(rules) as (server,), Http() as http:
+        worker = Worker(server.url, state=WorkerState.READY)
+
+        async def update(*, sends: bool) -> None:
+            made = Round(
+                http, WorkerPool([worker]), [worker], version=1, transport="tensor", timeout=5.0, tolerant=False
+            )
+
+            async def push(_: Round) -> None:
+                sessions.append(rules.session)
+                body = {"serialized_named_tensors": [""], "weight_version": None}
+                if sends:
+                    await made.each("sending", lambda w: made.load(w, "/update_weights_from_tensor", body))
+
+            await made.take(push)
+
+        with pytest.raises(WeightSyncError, match="reports weight version 'default'"):
+            await update(sends=False)
+        assert (sessions, rules.session) == ([software == "0.5.23"], False)
+        other = ServerFacts("0.5.20" if software == "0.5.23" else "0.5.23")
+        monkeypatch.setattr(round, "server_facts", lambda *_: asyncio.sleep(0, other))
+        with pytest.raises(WeightSyncError, match=r"session|must run between"):
+            await update(sends=True)
