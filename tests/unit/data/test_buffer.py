@@ -9,7 +9,7 @@ import pytest
 from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.data.buffer import SampleBuffer, resolve_buffer
-from slime_core.errors import PluginError, RolloutError
+from slime_core.errors import CheckpointError, PluginError, RolloutError
 from slime_core.sample import Group, Sample
 
 
@@ -117,3 +117,10 @@ def test_another_buffer_than_the_checkpoints_starts_anew_with_its_groups(caplog:
 
 def _named(name: str) -> Args:
     return Args(buffer_filter_path=name, rollout_seed=1, plugins={})
+
+
+def test_state_of_another_group_size_is_refused() -> None:
+    buffer = make()
+    buffer.add([group(0)])
+    with pytest.raises(CheckpointError, match="groups of 2 samples; this run has --n-samples-per-prompt 3"):
+        make(size=3).load_state_dict(buffer.state_dict())

@@ -292,3 +292,14 @@ def test_types_that_do_not_agree() -> None:
         typed("qwen3_5", "qwen3", chat)
     with pytest.raises(DataError, match="--loss-mask-type qwen3_5 finds 0 turns of the assistant's by ChatML's marks"):
         typed("qwen3_5", "llama3", [*chat[:1], DONE])
+
+
+def test_templates_that_take_arguments_as_text_only_get_them_so() -> None:
+    strict = _with_template(
+        "deepseek", "(call.function.arguments | tojson)", "call.function.arguments"
+    )  # fmt: skip
+    as_text = said(
+        "assistant", "", tool_calls=[{"type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}]
+    )
+    pieces = conversation_pieces(strict, [ASK, as_text, RESULTS[0], DONE])
+    assert next(p.text for p in pieces if p.position == 1) == '<|call|>add\n{"a":1}<|/call|><EOS>'

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from slime_data.saved import SavedRollout, read_samples, subsample
+from slime_data.saved import read_samples, subsample
 from slime_runs.files import write_file
 
-from slime_core.config import Args
 from slime_core.data.dumps import write_lines, write_samples
 from slime_core.errors import DataError
 from slime_core.sample import Sample
@@ -74,20 +72,6 @@ def test_bad_files_are_named_with_the_line(tmp_path: Path, text: str, message: s
 def test_subsample_keeps_head_and_tail_groups(count: int, ratio: float, kept: list[int]) -> None:
     groups = [[_sample(2 * g, g), _sample(2 * g + 1, g)] for g in range(count)]
     assert [g[0].group_index for g in subsample(groups, ratio)] == kept
-
-
-def test_the_saved_rollout_reads_the_file_of_its_number(tmp_path: Path) -> None:
-    args = Args(
-        load_debug_rollout_data=str(tmp_path / "{rollout_id}.jsonl"), load_debug_rollout_data_subsample=None,
-        n_samples_per_prompt=2,
-    )  # fmt: skip
-    write_samples(tmp_path / "3.jsonl", [_sample(i, i // 2) for i in range(8)])
-    assert [len(g) for g in SavedRollout()(args, 3, None).samples] == [2, 2, 2, 2]
-    args.load_debug_rollout_data_subsample = 0.5
-    assert [g[0].group_index for g in SavedRollout()(args, 3, None).samples] == [0, 3]
-    with pytest.raises(DataError, match=r"no file .*4\.jsonl for rollout 5"):
-        SavedRollout()(args, 4, None)
-    assert json.loads((tmp_path / "3.jsonl").read_bytes().splitlines()[0])["index"] == 0
 
 
 def _write_often(path: Path) -> None:

@@ -420,3 +420,20 @@ def test_what_a_flat_source_may_answer(data: str, tokenizer: Any) -> None:
         RolloutError, match=r"get_samples\(4\) must return 4 samples or prompts; it returned a list of 1"
     ):
         flat(Own, None, tokenizer).get_samples(4)
+
+
+def test_without_a_data_set_samples_are_empty(make: Any) -> None:
+    source = make(None, rollout_global_dataset=False)
+    (group,) = source.get_samples(1)
+    assert (group[0].prompt, group[0].tokens, group[1].index, len(source)) == ("", [], 1, 0)
+    other = make(None, rollout_global_dataset=False)
+    other.load_state_dict(json.loads(json.dumps(source.state_dict())))
+    assert other.get_samples(1)[0][0].group_index == 1
+
+
+def test_evaluation_prompts_that_are_too_long(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "data.jsonl", [{"input": "x" * n, "label": n} for n in (1, 50, 2)])
+    groups = eval_samples(make_args(""), eval_config(path, max_prompt_len=10), tokenizer)
+    assert [(g[0].label, g[0].group_index) for g in groups] == [(1, 0), (2, 1)]
+    with pytest.raises(DataError, match="every prompt is over --eval-max-prompt-len"):
+        eval_samples(make_args(""), eval_config(path, max_prompt_len=1), tokenizer)

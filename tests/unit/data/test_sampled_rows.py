@@ -161,3 +161,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not rows.exists()
     assert main(["samples", "filter", str(tmp_path / "no"), "--hf-checkpoint", str(model), "-o", str(rows)]) == 1
     assert "no samples there" in capsys.readouterr().err
+
+
+def test_rewards_that_are_mappings_need_a_key() -> None:
+    samples = [sampled(i, reward={"right": float(i), "short": 1.0}) for i in range(2)]
+    assert kept(samples, reward_key="right", min_reward=1)[0] == [1]
+    with pytest.raises(DataError, match="a mapping of right, short; name one: --reward-key"):
+        kept(samples)

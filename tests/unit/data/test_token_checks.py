@@ -111,3 +111,12 @@ def test_what_cannot_be_checked(
     model = str(save("qwen3", tmp_path / "model"))
     assert main(["tokens", "check", *(word.replace("{model}", model) for word in argv)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_loses_text() -> None:
+    from tokenizers import normalizers
+
+    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    (found,) = (finding for finding in check_tokens(tokenizer) if finding.name == "round_trip")
+    assert (found.status, "differ at character 0: 'The quick" in found.text) == (FAILED, True)

@@ -148,15 +148,3 @@ def test_sources_of_any_words(family: str, system: str, user: str, tool: str) ->
             assert "yes" in words
     told = {span.source for span in spans}
     assert (Source.USER in told) == bool(user.strip()) or user.isspace()
-
-
-def test_a_tokenizer_without_offsets_gives_all_to_one_source() -> None:
-    class Slow:
-        is_fast = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(chat_tokenizer("qwen2.5"), name)
-
-    pieces = turn_delta(Slow(), None, ASK, TOOLS, sampled_ids=ids_of("qwen2.5", "2<|im_end|>"))
-    assert [source for _, source in pieces] == [Source.TOOL]
-    assert text_of("qwen2.5", pieces).startswith("\n<|im_start|>user\n<tool_response>")

@@ -1,18 +1,111 @@
-"""One rollout ahead: when generation begins, what waits for it, and what a commit holds."""
+"""`--async-mode full` over a real stage: what is trained on, what a commit gets, and how generation ends."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
-from slime_core.config import Args
-from slime_core.errors import RolloutError
+from slime_core.config import Args, load_settings
+from slime_core.errors import EngineError, RolloutError
+from slime_core.protocols import GenerateTraits
 from slime_core.rollout.ahead import Ahead
-from slime_core.rollout.stage import RolloutResult
-from slime_core.rollout.state import OpenGroups
+from slime_core.rollout.event_loop import LoopThread
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
+from slime_core.rollout.producer import OWNER
+from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.stage import RolloutParts, RolloutResult, RolloutStage
+from slime_core.rollout.state import OpenGroup, OpenGroups
 from slime_core.sample import Group, Sample, SampleStatus
+from tests.unit.rollout.parts import Scorer, Source
+
+FLAGS = "--hf-checkpoint none --prompt-data none --run-dir none --rm-type none --rollout-batch-size 2 --num-rollout 9"
+FLAGS += " --rollout-max-response-len 4 --n-samples-per-prompt 2 --global-batch-size 4 --sglang-server-concurrency 8"
+
+
+class Started(Scorer):
+    async def start(self) -> None:
+        """Nothing to load."""
+
+
+class Run:
+    """A stage and what generates in its event loop."""
+
+    label, traits = "generator 'test'", GenerateTraits()
+
+    def __init__(self, source: Source | None = None) -> None:
+        args = load_settings([*FLAGS.split(), "--async", "--async-mode", "full"], command="train", env={}).args
+        args.run_dir, self.open = None, True
+        self.source, self.engine = source or Source(), ScriptedEngine([])
+        parts = RolloutParts(
+            self.source, generate_rollout, None, CharTokenizer(), self.engine, self,  # type: ignore[arg-type]
+            RewardStage(args, Started(), None), FilterStage(args, None), lambda _: self,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.stage = RolloutStage(args, parts, LoopThread())
+        self.rollout = Ahead(args, self.stage)
+
+    async def call(self, args: Any, sample: Sample, params: Any, **_: Any) -> Sample:
+        while not self.open:
+            await asyncio.sleep(0.001)
+        meta = {"finish_reason": {"type": "stop"}, "weight_version": self.stage.weight_version}
+        sample.append_response_tokens(tokens=[5], log_probs=[-1.0], meta_info=meta)
+        return sample
+
+    def held(self) -> list[OpenGroup]:
+        """What a commit made now would hold."""
+        found = self.stage.between_callbacks(self.stage.open_groups.collect)
+        assert {name for name, _ in found} <= {OWNER}
+        return [group for _, group in found]
+
+    async def until(self, holds: Callable[[list[OpenGroup]], bool]) -> list[OpenGroup]:
+        """Wait for what a commit would hold."""
+        async with asyncio.timeout(60):
+            while not holds(held := self.held()):
+                await asyncio.sleep(0.001)
+        return held
+
+
+@pytest.mark.parametrize("end", ["stop", "abandon"])
+async def test_the_end_of_generation_ends_a_take_that_waits(end: str) -> None:
+    run = Run()
+    run.open = False
+    await run.rollout.start()
+    taking = asyncio.create_task(run.rollout.generate(0))
+    await run.until(bool)
+    await getattr(run.rollout, end)()
+    with pytest.raises(RolloutError, match="generation has been stopped"):
+        await asyncio.wait_for(taking, 60)
+    assert run.engine.started is (end == "abandon")
+    with pytest.raises(AssertionError, match="start comes first"):
+        run.stage.generate_groups(0)
+    await run.rollout.stop()
+
+
+async def test_the_engine_is_stopped_although_it_does_not_abort() -> None:
+    run = Run()
+    run.open = False
+    await run.rollout.start()
+    taking = asyncio.create_task(run.rollout.generate(0))
+    await run.until(bool)
+    abort = run.engine.abort
+
+    async def fails(rid: str | None = None) -> None:
+        run.engine.abort = abort  # type: ignore[method-assign]
+        raise EngineError("no answer")
+
+    run.engine.abort = fails  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="no answer"):
+        await run.rollout.stop()
+    assert not run.engine.started
+    run.open = True
+    await asyncio.wait({taking}, timeout=60)
+
+
+# -- one rollout ahead: when generation begins, what waits for it, and what a commit holds ---------------
 
 
 class Loop:

@@ -14,13 +14,8 @@ from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.estimator import EstimatorBase
 from slime_core.rollout.batch import make_batch
-from slime_core.rollout.fate import FilterStage
-from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.pool import RolloutContext, generate_rollout
-from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample, SampleStatus
-from tests.unit.rollout.parts import Source, rollout_args
+from tests.unit.rollout.parts import Scorer, Source, roll, rollout_args
 
 
 def make_args(**changes: Any) -> Args:
@@ -32,14 +27,6 @@ class Greedy(EstimatorBase):
 
     def shape_rewards(self, args: Any, inputs: Any) -> list[float]:
         return [reward - base for reward, base in zip(inputs.rewards, inputs.baselines, strict=True)]
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.aborted = asyncio.Event()
-
-    async def abort(self, rid: str | None = None) -> None:
-        self.aborted.set()
 
 
 class Generator:
@@ -66,30 +53,10 @@ class Generator:
         return sample
 
 
-class Scorer:
-    """0.25 for a greedy answer, the parity of the index for a sampled one."""
-
-    label = "reward 'test'"
-    batched = False
-    scores_groups = False
-
-    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        return [0.25 if s.tokens[-1] == 9 else float(s.index % 2) for s in samples]
-
-
-def runner_of(args: Any, generator: Any, scorer: Any = None) -> SampleRunner:
-    gated = GatedEngine(Engine(), deterministic=True)
-    return SampleRunner(
-        args, gated, None, generator, RewardStage(args, scorer or Scorer(), None), None, greedy_baseline=True
-    )
-
-
 def rollout(args: Any, source: Source, generator: Any, scorer: Any = None, keep: Any = None) -> Any:
-    async def go() -> Any:
-        context = RolloutContext(runner_of(args, generator, scorer), FilterStage(args, keep, "test"))
-        return await generate_rollout(args, 3, source, context=context)
-
-    return asyncio.run(go())
+    """0.25 for a greedy answer, the parity of the index for a sampled one."""
+    scorer = scorer or Scorer(lambda sample: 0.25 if sample.tokens[-1] == 9 else float((sample.index or 0) % 2))
+    return asyncio.run(roll(args, generator, source, scorer=scorer, keep=keep, greedy_baseline=True))
 
 
 def test_one_greedy_response_per_group_reaches_the_estimator_and_no_trainer() -> None:

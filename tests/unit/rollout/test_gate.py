@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
-
-import pytest
 
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.sample import GenerationOutput
 from slime_core.waits import current
+from tests.agent_toys import StreamingEngine, ToyTokenizer
 
 
 def lent(hold: Hold, works: Sequence[Callable[[], Awaitable[Any]]]) -> list[asyncio.Task[Any]]:
@@ -86,25 +86,6 @@ async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_i
     assert engine.may_step()
 
 
-async def test_a_group_that_was_given_up_does_not_hold_the_engine() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-
-    async def broken() -> None:
-        raise KeyError
-
-    with gate.hold() as hold:
-        runs = lent(hold, [engine.release.wait, engine.release.wait, broken])
-        never_begins, rest, failed = runs
-        never_begins.cancel()
-        with pytest.raises(KeyError):
-            await failed
-    engine.release.set()
-    await rest
-    assert never_begins.cancelled()
-    assert engine.may_step()
-
-
 async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> None:
     gate = GatedEngine(Engine(), deterministic=True, places=1)
     go_on, entered = asyncio.Event(), []
@@ -129,3 +110,28 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     assert entered == ["a", "d", "e"]
     assert [run.cancelled() for run in runs] == [True, True, True, False, False]
     assert names() == []
+
+
+# -- streams count for the engine's gate as other requests do --------------------------------------------
+
+
+class Notified(StreamingEngine):
+    """Says when it may step, as the embedded engine asks."""
+
+    def notify(self) -> None:
+        """Nothing to wake."""
+
+
+async def test_a_stream_waits_for_the_engine_like_any_request() -> None:
+    engine: Any = Notified(["abcdefgh"], tokenizer=ToyTokenizer())
+    gated = GatedEngine(engine, deterministic=True)
+    with gated.hold():
+        assert not engine.may_step(), "the sample runs user code"
+        async with aclosing(gated.stream([1], {"max_new_tokens": 9}, rid="r")) as outputs:
+            lengths = []
+            async for output in outputs:
+                assert engine.may_step()
+                lengths.append(len(output.token_ids))
+        assert lengths == [3, 6, 9]
+        assert not engine.may_step()
+    assert gated.take_busy_seconds() >= 0

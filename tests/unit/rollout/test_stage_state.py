@@ -117,32 +117,6 @@ def test_a_buffer_that_loses_groups_has_to_say_so(tmp_path: Path, tokenizer: Any
     assert report.facts["dropped"] == {"removed by the buffer": len(problems)}
 
 
-def test_a_source_that_saves_itself_is_taken_at_its_word(tmp_path: Path) -> None:
-    class Own:
-        def __init__(self) -> None:
-            self.next, self.saved = 0, []
-
-        def get_samples(self, num_samples: int) -> list[Group]:
-            numbers = range(self.next, self.next + num_samples)
-            self.next += num_samples
-            return [[Sample(group_index=i, index=i, tokens=[1])] for i in numbers]
-
-        def add_samples(self, samples: list[Group]) -> None:
-            pass
-
-        def save(self, rollout_id: int) -> None:
-            self.saved.append(rollout_id)
-
-        def load(self, rollout_id: int | None = None) -> None:
-            self.saved.append(-1 if rollout_id is None else rollout_id)
-
-    run = LedgerRun(tmp_path, None, Own())
-    report = check(run.go(range(2)))
-    assert report.problems == []
-    assert len(report.notes) == 2
-    assert run.stage.parts.data_source.saved == [0, 1]
-
-
 def test_a_state_that_json_cannot_hold_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     run = LedgerRun(tmp_path, tokenizer)
     run.stage.generate_groups(0)

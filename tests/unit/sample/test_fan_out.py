@@ -277,3 +277,15 @@ def test_metrics_are_as_without_fan_out(seed: int, counts: list[int], masked: bo
     plain, found = (eval_metrics(c) for c in columns)
     assert found == pytest.approx(plain)
     assert {"eval/held", "eval/held-pass@1", "eval/held-pass@4", "eval/held-truncated_ratio"} <= found.keys()
+
+
+def test_categories_of_mapping_rewards_count_executions() -> None:
+    groups = make_groups(5)
+    for group in groups:
+        for sample in group:
+            del sample.metadata["greedy_baseline"]
+            sample.reward = {"score": float(sample.reward), "kind": "right" if sample.reward == 1 else "wrong"}
+    args = rollout_args(reward_key="score", log_reward_category="kind", log_passrate=True)
+    plain, found = rollout_metrics(args, groups, 6), rollout_metrics(args, fan(groups, COUNTS), 6)
+    assert found == pytest.approx(plain)
+    assert any(name.startswith("rollout/error_cat/") for name in found)

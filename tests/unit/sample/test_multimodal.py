@@ -106,3 +106,11 @@ def test_images_that_the_trainer_could_not_see_are_an_error() -> None:
     with pytest.raises(RolloutError, match="sample 3 has multimodal_inputs but no multimodal_train_inputs"):
         multimodal_column([sample], [False])
     assert multimodal_column([sample], [True]) is None, "a placeholder row has other tokens"
+
+
+@pytest.mark.parametrize(
+    "value", [[1], {"a": "text"}, {"a": {"dtype": "float32", "shape": [3], "base64": "AAAA"}}, {"a": {"shape": [1]}}]
+)
+def test_what_are_no_train_inputs_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="multimodal_train_inputs"):
+        TrainInputs.of(value)

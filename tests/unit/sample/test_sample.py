@@ -54,16 +54,6 @@ def test_what_cannot_be_aligned_is_refused_and_changes_nothing(bad, message) -> 
     assert sample == before
 
 
-@pytest.mark.parametrize(
-    ("reason", "status"),
-    [("stop", "completed"), ("length", "truncated"), ("abort", "aborted"), ("matched", "pending")],
-)
-def test_finish_reason_sets_the_status(reason: str, status: str) -> None:
-    sample = Sample(tokens=[1])
-    sample.append_response_tokens(**_sampled([2], finish_reason={"type": reason}))
-    assert sample.status == Sample.Status(status)
-
-
 _pieces = st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=6)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from slime_runs import board as board_module
@@ -24,11 +26,14 @@ from slime_core.waits import (
     gave_up,
     progress,
     published,
+    raise_in,
     table,
+    take_late,
     waiting,
     watchdog,
     within,
 )
+from slime_core.waits.pace import Pace
 from tests.until import wait_until
 
 
@@ -306,3 +311,80 @@ def test_user_code_is_a_wait_with_the_deadline_of_the_run(tmp_path) -> None:
         ("after the run", None, True),
     ]
     assert list((tmp_path / "waits").iterdir()) == []
+
+
+# -- shares of the event loop's time ---------------------------------------------------------------------
+
+
+def test_many_at_once_let_others_in_between_and_keep_their_order() -> None:
+    async def run() -> list[str]:
+        seen: list[str] = []
+        pace = Pace(asyncio.get_running_loop(), seconds=0.0)  # one in each turn of the loop
+
+        async def one(number: int) -> None:
+            await pace.turn()
+            seen.append(f"work {number}")
+
+        tasks = [asyncio.ensure_future(one(n)) for n in range(4)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.ensure_future(one(4)))  # behind those who wait
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            seen.append("other")
+        return seen
+
+    seen = asyncio.run(asyncio.wait_for(run(), 60))
+    assert [entry for entry in seen if entry != "other"] == [f"work {n}" for n in range(5)]
+    at = [seen.index(f"work {n}") for n in range(5)]
+    assert all("other" in seen[one:two] for one, two in itertools.pairwise(at))
+
+
+async def test_who_is_cancelled_in_the_queue_holds_nobody_up() -> None:
+    pace, seen = Pace(asyncio.get_running_loop(), seconds=0.0), list[int]()
+
+    async def one(number: int) -> None:
+        await pace.turn()
+        seen.append(number)
+
+    tasks = [asyncio.ensure_future(one(n)) for n in range(6)]
+    await asyncio.sleep(0)
+    for number in (2, 3, 5):
+        tasks[number].cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+    assert seen == [0, 1, 4]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert pace._began is None
+    assert not pace._draining
+
+
+# -- `waits.bounded`: an exception that another thread raises, in time or too late -----------------------
+
+PROFILED = """
+import sys, threading
+from slime_core.waits import raise_in, take_late
+
+{late}
+sys.setprofile(lambda *seen: None)
+(lambda: None)()
+sys.setprofile(None)
+"""
+MATH = "from slime_reward_math import within\nassert within(0.05, lambda: [0 for _ in iter(int, 1)]) is None"
+LATE = "take_late(TimeoutError)"
+
+
+def test_it_is_raised_where_it_is_meant_to_be() -> None:
+    def interrupted() -> None:
+        raise_in(threading.get_ident(), TimeoutError)
+        for _ in range(10):
+            pass
+
+    with pytest.raises(TimeoutError):
+        interrupted()
+    take_late(TimeoutError)
+
+
+@pytest.mark.parametrize("late", [LATE, pytest.param(MATH, marks=pytest.mark.slow)])
+def test_a_profiler_can_be_used_afterwards(late: str) -> None:
+    """CPython 3.11 hangs where a cancelled exception has left its request for a check."""
+    subprocess.run([sys.executable, "-c", PROFILED.format(late=late)], check=True, timeout=60)

@@ -77,16 +77,9 @@ def test_an_interpreter_outside_a_virtual_environment_is_asked(tmp_path: Path) -
 
 def test_without_sglang_the_message_says_what_to_type(tmp_path: Path) -> None:
     assert find_python(args()) is None
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"sglang=={TESTED_VERSIONS[-1]} .*--engine-python .*SLIME_ENGINE_PYTHON"):
         engine_python(args())
-    assert str(caught.value) == (
-        f"SGLang is not installed beside slime ({sys.executable} cannot import sglang). It gets an environment of its"
-        f" own: python -m venv sglang-env && sglang-env/bin/pip install sglang=={TESTED_VERSIONS[-1]} sglang-router."
-        " Then type --engine-python sglang-env/bin/python, or set SLIME_ENGINE_PYTHON."
-    )
-    with pytest.raises(
-        ConfigError, match=r"^--engine-python / SLIME_ENGINE_PYTHON '/no/python': no Python interpreter;"
-    ):
+    with pytest.raises(ConfigError, match=r"SLIME_ENGINE_PYTHON '/no/python': no Python interpreter;"):
         find_python(args("/no/python"))
     bare = make_environment(tmp_path / "bare")
     command = f"{bare} -m pip install sglang==0.5.23 sglang-router$"
@@ -112,20 +105,3 @@ def test_cpu_servers_get_stubs_and_one_thread(tmp_path: Path, monkeypatch: pytes
     assert server_environment("cpu", python=python)["PYTHONPATH"].split(os.pathsep)[1:] == stubs[:3]
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert "OMP_NUM_THREADS" not in server_environment("cpu"), "the user's own stays"
-
-
-@pytest.mark.parametrize(
-    ("cores", "arguments", "binding"),
-    [
-        ({0, 1, 2, 3}, {"tp_size": 2}, "0,1|2,3"),
-        ({0, 1, 2, 3}, {"tp_size": 2, "pp_size": 2}, "0|1|2|3"),
-        ({3, 5}, {"tp_size": 4}, "3|5|3|5"),
-        ({0, 1}, {"tp_size": 1}, None),
-    ],
-)
-def test_several_processes_have_cores_of_their_own(
-    cores: set[int], arguments: dict[str, int], binding: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
-    assert server_environment("cpu", arguments).get("SGLANG_CPU_OMP_THREADS_BIND") == binding

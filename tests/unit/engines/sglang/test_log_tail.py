@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
+from slime_engine_http.incidents import Incidents
 from slime_engine_http.log_tail import LogTail
+from slime_runs.events import EventLog
+from slime_runs.files import read_lines
 
 
 def tail(tmp_path: Path, text: str, begin: int = 0) -> LogTail:
@@ -29,14 +33,26 @@ def test_the_cause_is_the_last_line_that_names_an_error(tmp_path: Path, text: st
     assert tail(tmp_path, text).cause == cause
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[Errno 98] error while attempting to bind on address ('127.0.0.1', 1): address already in use",
-        "Error: Os { code: 98, kind: AddrInUse, message: \"Address already in use\" }",
-        "RuntimeError: The server socket has failed to listen on any local network address. port: 1, EADDRINUSE",
-    ],
-)  # fmt: skip
-def test_a_taken_port(tmp_path: Path, text: str) -> None:
-    assert tail(tmp_path, text).address_in_use
-    assert not tail(tmp_path, "ValueError: something else").address_in_use
+# -- what is counted, recorded and logged of an incident -------------------------------------------------
+
+
+def test_told_three_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    incidents = Incidents(EventLog(tmp_path / "run"))
+    incidents.tell("quarantined", "server 0", "http://h:1", "exited with status 1:\n  its log")
+    incidents.tell("restarted", "server 0", "http://h:1", seconds=2.5)
+    incidents.tell("restarted", "server 1", "http://h:2", seconds=1.25)
+    assert caplog.messages[:2] == [
+        "server 0 (http://h:1) quarantined: exited with status 1:",
+        "server 0 (http://h:1) restarted after 2.5 s",
+    ]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
+    first, second, _ = list(read_lines(tmp_path / "run" / "events.jsonl"))
+    assert first.pop("time") <= second.pop("time")
+    assert first == {
+        "event": "quarantined", "engine": "server 0", "url": "http://h:1", "reason": "exited with status 1:\n  its log",
+    }  # fmt: skip
+    assert second == {"event": "restarted", "engine": "server 0", "url": "http://h:1", "reason": "", "seconds": 2.5}
+    metrics = {"engine/restarts": 2, "engine/router_restarts": 0, "engine/quarantined": 1, "engine/recovery_time": 2.5}
+    assert incidents.take_metrics() == metrics
+    assert incidents.take_metrics() == dict.fromkeys(metrics, 0.0)

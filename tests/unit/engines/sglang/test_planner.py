@@ -71,43 +71,6 @@ def test_layout(flags: str, gpus: int, first: int) -> None:
     assert [(s.node, s.gpus) for s in plan.servers] == [(first // 8 + i, tuple(range(8))) for i in range(4)]
 
 
-def test_engines_of_two_nodes() -> None:
-    plan = make("--actor-num-gpus-per-node 8 --rollout-num-gpus 32 --rollout-num-gpus-per-engine 16", gpus=40)
-    assert rows(plan) == [
-        ("default/0", "regular", 1, tuple(range(8))),
-        ("default/0@1", "regular", 2, tuple(range(8))),
-        ("default/1", "regular", 3, tuple(range(8))),
-        ("default/1@1", "regular", 4, tuple(range(8))),
-    ]
-    assert [(s.engine, s.node_rank, s.num_nodes, s.arguments["rank"]) for s in plan.servers] == [
-        ("default/0", 0, 2, 0), ("default/0", 1, 2, 0), ("default/1", 0, 2, 1), ("default/1", 1, 2, 1),
-    ]  # fmt: skip
-    second = plan.servers[1].arguments
-    assert (second["nnodes"], second["node_rank"], second["gpus"], second["base_gpu_id"]) == (2, 1, 16, 0)
-    assert "dist_init_addr=(at launch)" in plan.describe()
-
-
-def test_encoders_start_first_and_the_others_are_told_of_them() -> None:
-    plan = make(
-        f"{ALONE} --rollout-num-gpus 6",
-        gpus=6,
-        yaml="sglang:\n- name: vl\n  server_groups:\n  - {worker_type: prefill, num_gpus: 2, num_gpus_per_engine: 2}\n"
-        "  - {worker_type: decode, num_gpus: 2}\n  - {worker_type: encoder, num_gpus: 2}\n",
-    )
-    assert rows(plan) == [
-        ("vl/encoder-0", "encoder", 0, (4,)),
-        ("vl/encoder-1", "encoder", 0, (5,)),
-        ("vl/prefill-0", "prefill", 0, (0, 1)),
-        ("vl/decode-0", "decode", 0, (2,)),
-        ("vl/decode-1", "decode", 0, (3,)),
-    ]
-    assert [s.needs_encoder_urls for s in plan.servers] == [False, False, True, False, False]
-    encoder, _, prefill, decode, _ = (s.arguments for s in plan.servers)
-    assert encoder["encoder_only"] is True
-    assert prefill["language_only"] is True
-    assert "language_only" not in decode
-
-
 TWO_MODELS = """
 sglang:
   - name: actor

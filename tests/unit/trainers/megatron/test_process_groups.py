@@ -63,3 +63,11 @@ def test_several_processes_need_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"MASTER_ADDR.*torchrun"):
         ProcessGroups(Layout(), "cpu")
+
+
+def test_actor_and_critic_have_one_layout() -> None:
+    actor = ProcessGroups(Layout(), "cpu")
+    with pytest.raises(ConfigError, match="share one layout"):
+        ProcessGroups(Layout(context=2), "cpu")
+    actor.close()
+    assert not torch.distributed.is_initialized()

@@ -14,7 +14,7 @@ from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 
 from slime_core.config import Args
-from slime_core.errors import EngineError
+from slime_core.errors import ConfigError, EngineError
 from slime_core.sample import GenerationOutput
 from tests.unit.engines.sglang.api.servers import (
     Reaction,
@@ -215,31 +215,6 @@ async def test_answers_of_other_weights_are_not_returned(lie: str) -> None:
         assert (await engine.generate([3], {}, session_id="a")).token_ids == [1]
         assert liar.asked("/abort_request") == []
         assert good.asked("/abort_request") == []
-
-
-async def test_an_update_in_mid_answer_is_no_lie() -> None:
-    gate = asyncio.Event()
-
-    async def slow(server: Server, request: Any, body: Any, before: int) -> Any:
-        await gate.wait()
-        return answer(1, version=str(body["input_ids"][0]))
-
-    async with servers(generating(slow)) as (server,), engine_at(server) as engine:
-        engine.pool.version_wanted = 5
-        tasks = [asyncio.create_task(engine.generate([v], {})) for v in (5, 6)]
-        await until(lambda: len(server.asked("/generate")) == 2)
-        engine.pool.version_coming = 6
-        gate.set()
-        assert [o.token_ids for o in await asyncio.gather(*tasks)] == [[1], [1]]
-        engine.pool.version_coming = None
-        gate.clear()
-        late = asyncio.create_task(engine.generate([5], {}))  # begins under 5, ends under 6
-        await until(lambda: len(server.asked("/generate")) == 3)
-        engine.pool.version_wanted = 6
-        gate.set()
-        assert (await late).token_ids == [1]
-        with pytest.raises(EngineError, match="wanted is 6"):
-            await engine.generate([5], {})
 
 
 # -- aborting and cancelling -------------------------------------------------------------------------------
@@ -494,3 +469,157 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     engine = HttpEngine(Args(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
         await engine.start()
+
+
+# -- engine ----------------------------------------------------------------------------------------------
+
+
+async def test_the_workers_of_a_router_are_found_and_requests_go_through_it() -> None:
+    async with servers(well, well) as (worker, front):
+
+        async def router(server: Server, request: Any, body: Any, before: int) -> Any:
+            workers = {"workers": [{"url": worker.url, "id": "u", "is_healthy": True}]}
+            return workers if request.path == "/workers" else await well(server, request, body, before)
+
+        front.react = router
+        host, port = front.address.split(":")
+        engine = HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port)))
+        await engine.start()
+        assert await engine.address() == (host, int(port))
+        assert (await engine.generate([3], {})).token_ids == [1]
+        await engine.abort()
+        await engine.stop()
+        assert [path for path, _, _ in front.calls] == ["/workers", "/generate"]
+        assert worker.asked("/generate") == []
+        assert worker.asked("/abort_request") == [{"abort_all": True}]
+
+
+async def test_an_address_without_a_list_of_workers_is_a_server() -> None:
+    async def lonely(server: Server, request: Any, body: Any, before: int) -> Any:
+        return (404, {}) if "workers" in request.path else await well(server, request, body, before)
+
+    async with servers(lonely) as (server,):
+        host, port = server.address.split(":")
+        engine = HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port)))
+        await engine.start()
+        await engine.start()  # safe twice
+        assert engine.router is None
+        assert (await engine.generate([3], {})).token_ids == [0]
+        await engine.stop()
+        await engine.stop()
+        with pytest.raises(EngineError, match="start"):
+            await engine.generate([3], {})
+
+
+async def test_settings_that_make_no_sense() -> None:
+    async def nobody(*_: Any) -> Any:
+        return {"workers": []}
+
+    with pytest.raises(ConfigError, match="--rollout-external-engine-addrs"):
+        await HttpEngine(Args()).start()
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        await HttpEngine(Args(rollout_external_engine_addrs=["localhost"])).start()
+    with pytest.raises(EngineError, match="start"):
+        await HttpEngine(Args(rollout_external_engine_addrs=["a:1"])).generate([1], {})
+    async with servers(nobody) as (front,):
+        host, port = front.address.split(":")
+        with pytest.raises(EngineError, match="has no workers"):
+            await HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port))).start()
+
+
+# -- control ---------------------------------------------------------------------------------------------
+
+
+def at(path: str, *given: Any, then: Reaction = well) -> Reaction:
+    """These answers at `path`, one after the other; `then` afterwards and elsewhere."""
+
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        mine = request.path == path and before < len(given)
+        reaction = given[before] if mine else None
+        if callable(reaction):
+            return await reaction(server, request, body, before)
+        return reaction if mine else await then(server, request, body, before)
+
+    return react
+
+
+async def test_every_server_is_told() -> None:
+    async with servers(well, well, well) as made, engine_at(*made) as engine:
+        await engine.abort("x")
+        await engine.abort()
+        await engine.pause("retract")
+        assert engine.pool.paused
+        await engine.resume()
+        assert not engine.pool.paused
+        await engine.flush_cache()
+        await engine.release_memory()
+        assert engine.pool.paused
+        await engine.resume_memory(["weights"])
+        assert engine.pool.paused
+        await engine.resume_memory(["kv_cache"])
+        assert not engine.pool.paused
+        for server in made:
+            assert server.asked("/abort_request") == [{"rid": "x~"}, {"abort_all": True}]
+            assert server.asked("/pause_generation") == [{"mode": "retract"}]
+            assert len(server.asked("/continue_generation")) == len(server.asked("/flush_cache")) == 1
+            assert server.asked("/release_memory_occupation") == [{}]
+            assert server.asked("/resume_memory_occupation") == [{"tags": ["weights"]}, {"tags": ["kv_cache"]}]
+
+
+async def test_pause_modes() -> None:
+    refusing = at("/pause_generation", (422, {"error": {"message": "mode: unexpected value"}}))
+    async with servers(refusing) as (server,), engine_at(server) as engine:
+        with pytest.raises(EngineError, match="'sideways'; allowed: abort, in_place, retract"):
+            await engine.pause("sideways")
+        assert server.asked("/pause_generation") == []
+        with pytest.raises(EngineError, match=r"does not take pause mode 'retract'.*unexpected value"):
+            await engine.pause("retract")
+        assert engine.pool.workers[0].state is WorkerState.READY
+
+
+@pytest.mark.parametrize("recovering", [True, False])
+async def test_a_server_that_fails_what_must_reach_all_is_taken_out(recovering: bool) -> None:
+    failing = at("/pause_generation", *[die] * 4)
+    async with servers(failing, well) as (bad, good), engine_at(bad, good) as engine:
+        await_all(engine.pool, recovering)
+        if recovering:
+            await engine.pause()
+        else:
+            with pytest.raises(EngineError, match=bad.address):
+                await engine.pause()
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+        assert good.asked("/pause_generation") == [{"mode": "in_place"}]
+        await engine.resume()
+        assert bad.asked("/continue_generation") == []
+
+
+async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def paused(server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/health" and not server.asked("/continue_generation"):
+            return 503, b""
+        return await well(server, request, body, before)
+
+    async with servers(paused, well) as made, engine_at(*made) as engine:
+        assert len(engine.pool.ready) == 2
+        assert [len(server.asked("/continue_generation")) for server in made] == [1, 0]
+    (told,) = [message for message in caplog.messages if "its weights may be a mixture" in message]
+    assert made[0].url in told
+
+
+async def test_a_server_that_takes_no_abort_is_brought_back_or_told_of() -> None:
+    async with servers(at("/abort_request", *[die] * 99), well) as made, engine_at(*made) as engine:
+        with pytest.raises(EngineError, match="abort_request"):
+            await engine.abort()
+        assert len(engine.pool.ready) == 2
+        await_all(engine.pool)
+        await engine.abort()
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+
+
+async def test_servers_of_another_version_are_taken_out() -> None:
+    async with servers(well, at("/model_info", {"weight_version": "0"})) as made, engine_at(*made) as engine:
+        await engine.check_versions()
+        assert len(engine.pool.ready) == 2  # none is wanted
+        engine.pool.version_wanted = 1
+        await engine.check_versions()
+        assert [w.reason for w in engine.pool.workers] == ["", "reports weight version '0', wanted is 1"]

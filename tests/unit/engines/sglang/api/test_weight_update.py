@@ -17,14 +17,12 @@ from slime_engine_http.api import control
 from slime_engine_http.api.control import Control
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
-from slime_engine_http.weights import distributed, round
-from slime_engine_http.weights.protocol import ServerFacts
-from slime_engine_http.weights.round import Round
+from slime_engine_http.weights import distributed
 from slime_engine_http.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, WeightSyncError
-from tests.unit.engines.sglang.api.servers import Server, die, hang, servers
+from tests.unit.engines.sglang.api.servers import Server, die, engine_at, hang, servers
 from tests.unit.engines.sglang.api.weight_servers import WeightServer
 
 BOTH = pytest.mark.parametrize("transport", ["tensor", "distributed"])
@@ -332,34 +330,65 @@ async def test_a_step_that_takes_too_long_names_server_transport_phase_and_setti
             await s.push("disk", 1)
 
 
-# -- which protocol a server speaks ---------------------------------------------------------------------------
+# -- servers compared with what was trained, by the checksums that they tell before and after they load i --
+
+
+@asynccontextmanager
+async def checking(tmp_path: Path, *rules: WeightServer, **args: Any) -> AsyncIterator[Setup]:
+    """Servers that have taken version 1."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    given = {"hf_checkpoint": str(model), "run_dir": str(tmp_path / "run"), "check_weight_update_equal": True} | args
+    async with setup(*rules, **given) as s:
+        await s.push("disk" if "slime" in rules[0].software else "tensor", 1)
+        yield s
 
 
 @pytest.mark.parametrize("software", ["0.5.20", "0.5.23"])
-async def test_the_chosen_protocol_is_taken_and_the_other_refused(
-    software: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules, sessions = WeightServer(software), list[bool]()
-    async with servers(rules) as (server,), Http() as http:
-        worker = Worker(server.url, state=WorkerState.READY)
+async def test_the_server_that_differs_is_named_and_quarantined(software: str, tmp_path: Path) -> None:
+    async with checking(tmp_path, WeightServer(software), WeightServer(software)) as s:
+        await s.updates.check(weights(1).items())
+        assert [rules.paused for rules in s.rules] == [None, None]
+        assert s.pool.version_wanted == 1
+        s.rules[1].weights["half"][2] += 1
+        with pytest.raises(WeightSyncError, match="serves half otherwise than trained") as raised:
+            await s.updates.check(weights(1).items())
+        good, bad = s.workers
+        assert bad.url in str(raised.value)
+        assert good.url not in str(raised.value)
+        assert bad.state is WorkerState.QUARANTINED
+        assert s.rules[1].paused is not None, "whatever it holds does not serve"
+    assert list((tmp_path / "run").iterdir()) == []
 
-        async def update(*, sends: bool) -> None:
-            made = Round(
-                http, WorkerPool([worker]), [worker], version=1, transport="tensor", timeout=5.0, tolerant=False
-            )
 
-            async def push(_: Round) -> None:
-                sessions.append(rules.session)
-                body = {"serialized_named_tensors": [""], "weight_version": None}
-                if sends:
-                    await made.each("sending", lambda w: made.load(w, "/update_weights_from_tensor", body))
+async def test_under_fault_tolerance_the_others_go_on(tmp_path: Path) -> None:
+    async with checking(tmp_path, WeightServer(), WeightServer(), use_fault_tolerance=True) as s:
+        for worker in s.workers:
+            worker.awaited = True
+        kept = s.updates.last
+        s.rules[0].weights = dict(weights(2))
+        await s.updates.check(weights(1).items())
+        assert [w.state for w in s.workers] == [WorkerState.QUARANTINED, WorkerState.READY]
+        assert s.updates.last is kept, "for the one that is brought back"
+        await s.updates.catch_up(s.workers[0])
+        assert (s.rules[0].version, s.workers[0].weight_version) == ("1", 1)
 
-            await made.take(push)
 
-        with pytest.raises(WeightSyncError, match="reports weight version 'default'"):
-            await update(sends=False)
-        assert (sessions, rules.session) == ([software == "0.5.23"], False)
-        other = ServerFacts("0.5.20" if software == "0.5.23" else "0.5.23")
-        monkeypatch.setattr(round, "server_facts", lambda *_: asyncio.sleep(0, other))
-        with pytest.raises(WeightSyncError, match=r"session|must run between"):
-            await update(sends=True)
+async def test_a_server_that_cannot_tell_is_refused_at_the_start() -> None:
+    async def unknown(server: Server, request: Any, body: Any, before: int) -> Any:
+        return 404, {}
+
+    async def staged(server: Server, request: Any, body: Any, before: int) -> Any:
+        return {"version": "0.5.23", "tp_size": 1, "pp_size": 2}
+
+    async with servers(WeightServer(weights_checker=unknown)) as (server,):
+        async with engine_at(server):
+            assert server.asked("/weights_checker") == []
+        with pytest.raises(ConfigError, match=f"--check-weight-update-equal: {server.url} does not tell checksums"):
+            async with engine_at(server, check_weight_update_equal=True):
+                pass
+    async with servers(WeightServer(server_info=staged)) as (server,):
+        with pytest.raises(ConfigError, match="is pipeline-parallel"):
+            async with engine_at(server, check_weight_update_equal=True):
+                pass
