@@ -404,7 +404,7 @@ def test_of_a_damaged_run_it_says_what_it_knows(tmp_path: Path, damage: str) -> 
 def test_a_run_that_has_begun_and_one_that_was_moved_away(tmp_path: Path) -> None:
     run, moved = MadeRun(tmp_path / "run", rollouts=2).write(), tmp_path / "moved"
     (run / "metrics.jsonl").unlink()
-    began = [b'{"e":"run","t":%.1f,"start":%d}\n' % start for start in ((1795e6, 0), (1795e6 + 100, 2))]
+    began = [b'\n{"e":"run","t":%.1f,"start":%d}\n' % start for start in ((1795e6, 0), (1795e6 + 100, 2))]
     (run / "trace.jsonl").write_bytes((run / "trace.jsonl").read_bytes().join(began))
     with (run / "incidents.jsonl").open("ab") as incidents:
         incidents.write(b'{"rollout_id":1,"check":"ratio","cause":"first"}\n' * 2)
@@ -412,7 +412,8 @@ def test_a_run_that_has_begun_and_one_that_was_moved_away(tmp_path: Path) -> Non
     view = inside(run)
     assert view.ask("metrics", since=-1) == {"step": [], "columns": {}, "errors": {}}
     found = view.ask("run")
-    assert (found["parts"], len(found["noticed"])) == ([[1795e6, 0], [1795e6 + 100, 2]], 1)
+    assert (found["parts"], found["began"]) == ([[1795e6, 0], [1795e6 + 100, 2]], 1795e6)
+    assert len(found["noticed"]) == 1
     assert view.ask("sample", rollout=1)["tokens"]["texts"] is None
     told = dict(view.ask("profile")["rows"])
     assert (told["  generating"], told["  only scoring"]) == pytest.approx((7.8, 2))
