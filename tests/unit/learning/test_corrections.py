@@ -359,26 +359,3 @@ def test_without_the_engines_log_probs_nothing_can_be_corrected() -> None:
 def test_bounds_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MismatchImportanceSampling(make_args(**changes))
-
-
-def test_in_expectation_the_weight_makes_engine_samples_those_of_the_trainer() -> None:
-    """Sum over a vocabulary of p_engine * gradient of the weighted loss = gradient of E_trainer[-advantage].
-
-    One sample per token of the vocabulary; its advantage carries the probability with which the engine draws it.
-    """
-    vocabulary = 7
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(vocabulary, generator=generator, dtype=torch.float64, requires_grad=True)
-    engine = torch.randn(vocabulary, generator=generator, dtype=torch.float64).log_softmax(0)
-    values = torch.randn(vocabulary, generator=generator, dtype=torch.float64)
-    args = make_args(tis_clip=1e6, tis_clip_low=0.0)
-    step = Step(masks=[[1]] * vocabulary)
-    log_probs = logits.log_softmax(0)
-    step.tensors.rollout_log_probs = list(engine.split(1))
-    step.tensors.old_log_probs = list(log_probs.detach().split(1))
-    step.tensors.advantages = list((engine.exp() * values).split(1))
-    loss = policy(args, TruncatedImportanceSampling(args)).bind(step.batch, step.tensors, step.denominators())
-    total, _ = loss(MicroBatchOutput(list(range(vocabulary)), log_probs))
-    (found,) = torch.autograd.grad(total * vocabulary, logits, retain_graph=True)
-    (exact,) = torch.autograd.grad(-(log_probs.exp() * values).sum(), logits)
-    torch.testing.assert_close(found, exact)

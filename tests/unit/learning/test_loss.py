@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from slime_commands.sft.loss import SFTLoss
 
 from slime_core.config import Args
+from slime_core.errors import PluginError
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.loss import Loss, PolicyLoss
+from slime_core.learning.loss import Loss, PolicyLoss, reduced
 from slime_core.learning.tensors import Denominators, TrainTensors
 from slime_core.ops.ratios import kl_estimate
 from slime_core.protocols import MicroBatchOutput
@@ -124,28 +125,6 @@ def test_loss_and_gradient_against_the_formula(per_token: bool, changes: dict[st
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b)
 
 
-def test_the_reducers_golden_numbers() -> None:
-    """Twelve tokens of loss 1..12; rollouts (0,0,0) and (1): per rollout 8.0, per token 6.5."""
-
-    class Given(EstimatorBase):
-        def policy_loss(self, args: Any, inputs: Any) -> Any:
-            outputs = super().policy_loss(args, inputs)
-            outputs.loss = inputs.advantages
-            return outputs
-
-    args = make_args()
-    problem = Problem([[1, 1, 1]] * 4, [0, 0, 0, 1])
-    problem.tensors.advantages = list(torch.arange(1.0, 13.0).split(3))
-    loss_fn = PolicyLoss(args, Given(args)).bind(
-        problem.batch, problem.tensors, Denominators.of(problem.batch, range(4), per_token=False)
-    )
-    output = MicroBatchOutput([0, 1, 2, 3], torch.cat(problem.log_probs))
-    assert loss_fn(output)[0].item() == pytest.approx(8.0)
-    denominators = Denominators.of(problem.batch, range(4), per_token=True)
-    loss_fn = PolicyLoss(args, Given(args)).bind(problem.batch, problem.tensors, denominators)
-    assert loss_fn(output)[0].item() == pytest.approx(6.5)
-
-
 class SequenceLevel(EstimatorBase):
     ratio_level: ClassVar[Any] = "sequence"
 
@@ -213,3 +192,32 @@ def test_sft_loss(per_token: bool, expected: float) -> None:
     assert metrics == {"loss": pytest.approx(expected)}
     scale = 1 / 5 if per_token else 1 / 4
     torch.testing.assert_close(gradients[0], torch.tensor([-scale, -scale, 0.0], dtype=torch.float64))
+
+
+torch.set_num_threads(1)
+
+ARGS = Args(calculate_per_token_loss=False, rollout_max_response_len=10, custom_pg_loss_reducer_function_path="mine")
+LOSS = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+
+
+def test_a_reducer_gets_thudm_slimes_arguments_and_no_masked_garbage() -> None:
+    seen: dict[str, Any] = {}
+
+    def make(
+        total_lengths: Sequence[int], response_lengths: Sequence[int], loss_masks: list[torch.Tensor], per_token: bool
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        seen.update(total=total_lengths, response=response_lengths, masks=loss_masks, per_token=per_token)
+        return lambda values: values.sum()
+
+    loss = LOSS.clone()
+    loss[2] = torch.nan
+    assert reduced(make, ARGS, loss, MASK, [5, 6], [3, 2]).item() == 12.0
+    assert (seen["total"], seen["response"], seen["per_token"]) == ([5, 6], [3, 2], False)
+    assert [m.tolist() for m in seen["masks"]] == [[1.0, 1.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(("answer", "found"), [(LOSS, r"shape \(5,\)"), (1.5, "float")])
+def test_a_reducer_must_reduce(answer: Any, found: str) -> None:
+    with pytest.raises(PluginError, match=f"path 'mine': the reducer must return a scalar tensor; found {found}"):
+        reduced(lambda *_: lambda values: answer, ARGS, LOSS, MASK, [5, 6], [3, 2])
