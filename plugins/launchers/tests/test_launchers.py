@@ -1,4 +1,4 @@
-"""YAML for Kubernetes and SkyPilot: every field exists in the API, and the files in it are the job's folder."""
+"""Launchers, and the YAML for Kubernetes and SkyPilot: every field exists in the API."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from slime_submit.command import run
+from slime_testing_contracts import CommandContract, LauncherContract
 
 RUN = ["--hf-checkpoint=m", "--prompt-data=d.jsonl", "--num-rollout=1", "--rollout-batch-size=1"]
 RUN += ["--rollout-max-response-len=4", "--custom-rm-path=rm.py:reward", "--drain-timeout=100"]
@@ -119,3 +120,11 @@ def test_a_task_of_skypilot(nodes: int, printed: Any, tmp_path: Path) -> None:
     jsonschema.validate(task, get_task_schema())
     [again] = printed("--to=skypilot", "--volume=disk:/data")
     jsonschema.validate(again, get_task_schema())
+
+
+class TestRay(LauncherContract):
+    component = "ray"
+
+
+class TestSubmit(CommandContract):
+    component = "submit"
