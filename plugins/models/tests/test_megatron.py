@@ -24,25 +24,44 @@ from torch.nn import functional
 from slime_core.errors import ConfigError
 
 LATENT = {
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
     "num_key_value_heads": 4,
-}  # fmt: skip
+}
 EXPERTS = {
-    "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 4,
-    "moe_intermediate_size": 16, "n_group": 4, "topk_group": 2,
-}  # fmt: skip
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "n_group": 4,
+    "topk_group": 2,
+}
 GLM4_MOE_EXPERTS = {
-    "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 4,
-    "moe_intermediate_size": 16, "attention_bias": True,
-}  # fmt: skip
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "attention_bias": True,
+}
 QWEN3_MOE_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 LINEAR = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
     "head_dim": 16,
-}  # fmt: skip
+}
 QWEN3_NEXT_EXPERTS = {
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
-}  # fmt: skip
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
 
 MEGATRON_MODELS = {
     "deepseek_v3": {"config": {**LATENT, **EXPERTS}},
