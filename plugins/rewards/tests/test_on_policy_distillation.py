@@ -274,7 +274,7 @@ def test_options_that_are_wrong(chosen: dict[str, Any], message: str) -> None:
 
 
 def test_the_trainers_teacher_needs_something_to_see() -> None:
-    with pytest.raises(ConfigError, match=r"with --opd-type self only shows the teacher more .*context="):
+    with pytest.raises(ConfigError, match=r"with --opd-type self only shows the teacher more .*context=.*teachers"):
         plugin.TeacherLogProbs(args_of(None, opd_type="self"))
     chosen = {"context": "{prompt}", "teachers": {"a": {"url": "http://a"}}}
     with pytest.raises(ConfigError, match=r"teachers.a: with --opd-type local the trainer holds the teachers; give a"):
