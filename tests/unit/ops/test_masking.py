@@ -111,26 +111,6 @@ def test_reducers_golden() -> None:
     assert weighted_sum(values, weights / 2).item() == pytest.approx(8.0)
 
 
-samples = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=2, max_size=8)
-
-
-@given(samples, st.integers(0, 100))
-def test_no_split_of_the_samples_changes_a_reducer(rows: list[list[tuple[float, bool]]], seed: int) -> None:
-    torch.manual_seed(seed)
-    values = [torch.tensor([x for x, _ in row], dtype=torch.float64) for row in rows]
-    masks = [torch.tensor([float(m) for _, m in row], dtype=torch.float64) for row in rows]
-    sums = [int(mask.sum()) for mask in masks]
-    reference = sum(float((v * m).sum()) / max(s, 1) for v, m, s in zip(values, masks, sums, strict=True)) / len(rows)
-    order = torch.randperm(len(rows)).tolist()
-    cut = int(torch.randint(1, len(rows), ()))
-    total = 0.0
-    for part in (order[:cut], order[cut:]):
-        mask = torch.cat([masks[i] for i in part])
-        weights = per_rollout_weights(mask, [len(rows[i]) for i in part], [sums[i] for i in part], len(rows))
-        total += weighted_sum(torch.cat([values[i] for i in part]), weights).item()
-    assert total == pytest.approx(reference, abs=1e-12)
-
-
 rows = st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 3)), min_size=1, max_size=20)
 
 

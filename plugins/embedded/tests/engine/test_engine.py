@@ -117,30 +117,6 @@ def test_group_shares_the_prompt_and_next_turn_reuses_the_answer(make_model: Mak
     assert third.cached_tokens == 0
 
 
-def test_the_prompts_of_several_groups_are_computed_in_one_pass(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory, model = make_model("llama")
-    monkeypatch.setattr(kernels, "_choice", "torch")
-    core, passes = make_core(directory, max_tokens=64 * 14), []
-    layers = core.runner.layers
-    monkeypatch.setattr(
-        core.runner, "layers", lambda tokens, *rest: passes.append(len(tokens)) or layers(tokens, *rest)
-    )
-    different = prompts(4, low=20, high=30)
-    sequences = [
-        core.add_request(prompt, {"max_new_tokens": 3}, f"{g}-{i}")
-        for g, prompt in enumerate(different)
-        for i in range(4)
-    ]
-    core.step()
-    assert passes == [sum(map(len, different))]
-    assert core.num_running == 14  # a twin that has no row yet counts against the budget
-    while core.has_work:
-        core.step()
-    assert_parity(model, sequences)
-
-
 def test_long_prompts_go_through_in_pieces(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     from slime_embedded.engine import model_runner
 
@@ -198,25 +174,6 @@ def test_a_version_number_that_comes_again_has_other_weights(make_model: MakeMod
     assert run(core, [running.tokens], {"max_new_tokens": 5})[0].cached_tokens == 0
     core.update_weights_from_disk(directory, 6)
     assert_parity(model, run(core, [prompt], {"max_new_tokens": 20}))
-
-
-def test_rows_computed_again_after_an_update_are_those_of_the_new_weights(make_model: MakeModel) -> None:
-    directory, _ = make_model("qwen3", seed=1)
-    _, new_model = make_model("qwen3", seed=2)
-    core = make_core(directory)
-    sequence = core.add_request(prompts(1, low=30, high=31)[0], {"max_new_tokens": 20}, "a")
-    for _ in range(7):
-        core.step()
-    core.update_weights(new_model.state_dict().items(), 1, "test")
-    core.pause("retract")
-    core.resume()
-    while core.has_work:
-        core.step()
-    expected = hf_log_probs(new_model, sequence)[7:]
-    assert sequence.log_probs[7:] == pytest.approx(expected.tolist(), abs=1e-5)
-    turn = run(core, [[*sequence.tokens, 11]], {"max_new_tokens": 20})[0]
-    assert turn.cached_tokens == len(sequence.tokens) - 1
-    assert_parity(new_model, [turn])
 
 
 @pytest.mark.parametrize("variant", ["qwen3-untied", "llama-biases"])
