@@ -187,6 +187,23 @@ async def test_a_sample_that_is_cut_off_has_ended_once_also_where_it_goes_on() -
     assert told == [[0], [1]]
 
 
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_generate_function_has_rollout_timeout_whatever_it_catches(deaf: bool) -> None:
+    @in_virtual_time
+    async def roll() -> None:
+        generator = Generator(hangs=[1], deaf=deaf)
+        output = await _roll(_args(group_timeout=None, rollout_timeout=STEP), generator)
+        first, late = output.samples[0]
+        assert (first.status, late.status) == (Sample.Status.COMPLETED, Sample.Status.FAILED)
+        reason = "error: not done within --rollout-timeout 0.03 s"
+        assert late.metadata["failure"] == {"where": "generator 'test'", "error": reason}
+        generator.release.set()
+        await asyncio.sleep(1)
+        assert (late.tokens, late.reward) == ([1], None)
+
+    roll()
+
+
 @in_virtual_time
 async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
     before = set(current())  # what the garbage collector has not yet ended of other tests
