@@ -201,8 +201,8 @@ async def compare(options: SimpleNamespace) -> tuple[list[tuple[str, ...]], list
         sides = await open_sides(model, folder / "run", options.engine_python, options.vllm_python)
         found: list[tuple[str, ...]] = []
         try:
-            prompts = [[rng.randrange(10, 250) for _ in range(options.prompt)] for _ in range(8)]
-            answers = {side.name: await sampled(side, prompts, options.tokens) for side in sides}
+            compared = [[rng.randrange(10, 250) for _ in range(options.prompt)] for _ in range(8)]
+            answers = {side.name: await sampled(side, compared, options.tokens) for side in sides}
             for at_once in options.concurrency:
                 rounds: dict[str, list[Round]] = {side.name: [] for side in sides}
                 for turn in range(options.repeat + 1):
@@ -221,7 +221,7 @@ async def compare(options: SimpleNamespace) -> tuple[list[tuple[str, ...]], list
             for side in reversed(sides):
                 await side.engine.stop()
         costs = []
-        for name, gap in gaps(model, prompts, answers).items():
+        for name, gap in gaps(model, compared, answers).items():
             transport, wall, cpu = updates[name]
             numbers = f"{gap.max():.1e}", f"{gap.mean():.1e}", transport, f"{wall:.2f}", f"{cpu:.2f}"
             costs.append((name, *numbers, f"{memory[name]:.0f}"))

@@ -8,7 +8,7 @@ FROM ${BASE} AS base
 # The release of the base image pins Debian's packages.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3-dev python3-venv g++ ninja-build libnuma1 \
+    && apt-get install -y --no-install-recommends python3-dev python3-venv g++ ninja-build libnuma1 wget \
     && rm -rf /var/lib/apt/lists/*
 
 FROM base AS engine-sglang

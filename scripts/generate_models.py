@@ -13,6 +13,9 @@ from slime_commands.models.megatron_flags import bash_array, megatron_flags
 from slime_commands.models.presets import ModelPreset, model_presets
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.generated import settle  # noqa: E402
 
 HEAD = """# Models
 
@@ -93,17 +96,7 @@ def main(argv: list[str], root: Path = ROOT) -> int:
     """Write or check the files; return 1 if a file is out of date."""
     wanted = files(root)
     stray = set((root / "scripts" / "models").glob("*.sh")) - wanted.keys()
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    if "--check" in argv:
-        for path in sorted([*stale, *stray]):
-            print(f"{path} is out of date; run python scripts/generate_models.py", file=sys.stderr)
-        return int(bool(stale or stray))
-    for path in stray:
-        path.unlink()
-    for path in stale:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(wanted[path], encoding="utf-8")
-    return 0
+    return settle(wanted, __file__, check="--check" in argv, stray=stray)
 
 
 if __name__ == "__main__":

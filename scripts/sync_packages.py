@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.generated import settle  # noqa: E402
+
 REQUIREMENTS = """# Written by scripts/sync_packages.py: slime, its plugins and slime-compat, editable.
 #   pip install -r requirements.txt
 # A looser torch than the one that is tested may pull gigabytes of CUDA libraries.
@@ -141,14 +145,7 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     wanted = {root / "requirements.txt": folders.requirements(), root / "plugins" / "pyproject.toml": folders.bundle()}
     wanted |= {root / folder / "LICENSE": licence for folder in folders.distributions()}
     wanted |= dict.fromkeys(root.glob("plugins/commands/*/plugins/templates/LICENSE.tmpl"), licence)
-    stale = [file for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
-    for file in stale:
-        if check:
-            print(f"{file} is out of step with plugins/; run: python scripts/sync_packages.py", file=sys.stderr)
-        else:
-            file.write_text(wanted[file], encoding="utf-8")
-            print(f"wrote {file}")
-    return int(check and bool(stale))
+    return settle(wanted, __file__, check=check)
 
 
 if __name__ == "__main__":

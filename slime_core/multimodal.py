@@ -15,6 +15,7 @@ import binascii
 import io
 import json
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,17 +111,26 @@ def _packed(name: str, value: Any) -> tuple[str, tuple[int, ...], bytes]:
     if hasattr(value, "detach"):  # a tensor; numpy has no bfloat16
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() else value.long()).numpy()
-    elif not hasattr(value, "astype"):
-        import numpy as np
-
-        try:
-            value = np.asarray(value)
-        except ValueError as error:
-            raise ValueError(f"multimodal_train_inputs[{name!r}]: lists of different lengths: {error}") from error
+    if not (hasattr(value, "astype") and hasattr(value, "tobytes")):
+        return _of_lists(name, value)
     if value.dtype.kind not in "fiub":
         raise ValueError(f"multimodal_train_inputs[{name!r}]: an array of {value.dtype}; numbers are needed")
     dtype = "float32" if value.dtype.kind == "f" else "int64"
     return dtype, tuple(value.shape), value.astype(_TYPES[dtype]).tobytes()
+
+
+def _of_lists(name: str, value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    shape: list[int] = []
+    flat = [value]
+    while flat and isinstance(flat[0], list | tuple):
+        shape.append(len(flat[0]))
+        if any(not isinstance(part, list | tuple) or len(part) != shape[-1] for part in flat):
+            raise ValueError(f"multimodal_train_inputs[{name!r}]: lists of different lengths")
+        flat = [item for part in flat for item in part]
+    if any(not isinstance(item, int | float) for item in flat):
+        raise ValueError(f"multimodal_train_inputs[{name!r}]: no array of numbers can be made of it")
+    dtype = "float32" if any(isinstance(item, float) for item in flat) else "int64"
+    return dtype, tuple(shape), struct.pack(f"<{len(flat)}{'f' if dtype == 'float32' else 'q'}", *flat)
 
 
 def image_ref(value: object, folder: Path | None = None, *, fetched: bool = True) -> str:

@@ -72,19 +72,16 @@ def learn_environment(env: Mapping[str, str]) -> None:
         learn("token" if _VARIABLE.search(name) and not name.startswith("SLIME_") else name, value, shortest=8)
 
 
+def known() -> list[str]:
+    """Return the secrets, longest first."""
+    return sorted(_known, key=len, reverse=True)
+
+
 def hidden(text: str) -> str:
     """Return the text without secrets."""
-    for secret in sorted(_known, key=len, reverse=True):
+    for secret in known():
         text = text.replace(secret, MARK)
     return text
-
-
-def hidden_bytes(content: bytes) -> bytes:
-    """Return lines of JSON without secrets; words and numbers stay, which may be names or values of other fields."""
-    for secret in sorted(_known, key=len, reverse=True):
-        if len(secret) >= 8 and not secret.isalpha() and not secret.replace(".", "").replace("-", "").isdecimal():
-            content = content.replace(secret.encode(), MARK.encode())
-    return content
 
 
 _ERASED = "\r\x1b[K"

@@ -20,13 +20,9 @@ def plain(text: str, limit: int | None = None) -> str:
     """Escape control and format characters except newlines and tabs; cut the text after `limit` characters."""
     cut = text if limit is None or len(text) <= limit else text[:limit]
     if not (cut.isascii() and cut.isprintable()):
-        cut = "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _spelled(c) for c in cut)
+        hidden = {c for c in cut if c not in "\n\t" and unicodedata.category(c) in _HIDDEN}
+        cut = cut.translate({ord(c): c.encode("unicode_escape").decode() for c in hidden})
     return cut if limit is None or len(text) <= limit else f"{cut} ... ({len(text) - limit:,} characters more)"
-
-
-def one_line(text: str, limit: int) -> str:
-    """Escape the text as `plain` does, and join it to one line."""
-    return plain(" ".join(text.split()), limit)
 
 
 def json_text(value: object, indent: int | None = None) -> str:
@@ -36,13 +32,7 @@ def json_text(value: object, indent: int | None = None) -> str:
 
 def held_back(text: str, stops: Sequence[str]) -> int:
     """Return the number of characters at the end of the text that may be the beginning of a stop string."""
-    held = 0
-    for stop in filter(None, stops):
-        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-        while at >= 0 and not stop.startswith(text[at:]):
-            at = text.find(stop[0], at + 1)
-        held = max(held, len(text) - at if at >= 0 else 0)
-    return held
+    return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -57,7 +47,3 @@ def _finite(value: Any) -> object:
     if isinstance(value, Mapping):
         return {str(key): _finite(inner) for key, inner in value.items()}
     return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _spelled(character: str) -> str:
-    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"

@@ -51,7 +51,7 @@ declares(RewardTraits(execution="inline"))(reward)
 """Without it a run starts a worker for the reward, which takes as long as the run."""
 
 
-SHARED = ("cluster", "started_pair", "sglang_server", "vllm_server")
+SHARED = ("cluster", "sglang_pair", "sglang_server", "vllm_server")
 """Session fixtures of `tests/backends` that cost seconds and memory: files that use one go to the same worker."""
 MEASURED = "measured"
 """Property of a test (`record_property`) that is shown at the end of the session."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,9 @@ import torch
 from slime_embedded.models.logprobs import log_probs_from_logits
 
 from slime_core.config import Args
+from slime_core.estimator import EstimatorBase
+from slime_core.learning.learner import Learner
+from slime_core.learning.loss import PolicyLoss
 from slime_core.protocols import LossFn, MicroBatchOutput, StepResult
 from slime_core.sample import TrainBatch
 from tests.batches import train_batch
@@ -200,3 +204,29 @@ def make_batch(rows: int = 8, *, shift: float = 0.0, siblings: bool = False, see
     exact = ToyTrainer().log_probs(batch, [list(range(rows))])
     batch.rollout_log_probs = [(part + shift).tolist() for part in exact]
     return batch
+
+
+def learn(
+    args: Any,
+    batch: TrainBatch,
+    world_size: int = 1,
+    estimator: Callable[[Any], Any] = EstimatorBase,
+    loss: Callable[[Any, Any], Any] = PolicyLoss,
+    *,
+    trainer: Callable[[int, Ranks], ToyTrainer] = ToyTrainer,
+    **given: Any,
+) -> tuple[dict[str, float], ToyTrainer]:
+    """Train once on all ranks; return rank 0's metrics but times, and its trainer, after checking that all agree."""
+    ranks = Ranks(world_size)
+    trainers = [trainer(rank, ranks) for rank in range(world_size)]
+
+    def work(own: ToyTrainer) -> dict[str, float]:
+        chosen = estimator(args)
+        metrics = Learner(args, own, chosen, loss(args, chosen), **given).train(batch.rollout_id, batch)
+        return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+
+    with ThreadPoolExecutor(world_size) as pool:
+        found = list(pool.map(work, trainers))
+    assert all(metrics == found[0] for metrics in found)
+    assert all(torch.equal(own.weight, trainers[0].weight) for own in trainers)
+    return found[0], trainers[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
 NOT_SAMPLED = -1
@@ -165,13 +165,8 @@ def withhold(spans: Spans, first: int, last: int, reason: str) -> Spans:
 
 def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
     """Return the mask, [tokens - prompt_length], 1 for trained tokens."""
-    mask: list[int] = []
-    start = 0
-    for span in spans:
-        begin, start = max(start, prompt_length), start + span.length
-        if start > begin:
-            mask.extend([int(span.trained)] * (start - begin))
-    return mask
+    whole = chain.from_iterable([int(span.trained)] * span.length for span in spans)
+    return list(islice(whole, prompt_length, None))
 
 
 def to_json(spans: Iterable[Span]) -> list[list[object]]:

@@ -104,11 +104,6 @@ WHEN_STARTED: Mapping[str, str] = {
 
 _NO_FAMILY = "no megatron_models plugin"
 NOT_REHEARSED: Mapping[str, tuple[str, str]] = {
-    "examples_eval_multi_task_multi_task.sh": ("check", "multi_task.yaml"),
-    "examples_on_policy_distillation_run-qwen3-8B-opd.sh": ("score", "--rm-timeout"),
-    "examples_retool_retool_qwen3_4b_rl.sh": ("score", "generate_with_retool"),
-    "examples_strands_sglang_strands_qwen3_8b.sh": ("score", "examples.strands_sglang"),
-    "scripts_low_precision_run-qwen3-30b-a3b-fp8.sh": ("check", "needs Transformer Engine"),
     "examples_coding_agent_rl_run_qwen36_35b_a3b_swe_8nodes.sh": ("settings", _NO_FAMILY),
     "examples_delta_weight_sync_run-glm4.7-30B-A3B-delta.sh": ("layout", "cannot be spread evenly"),
     "examples_geo3k_vlm_run_geo3k_qwen35.sh": ("settings", _NO_FAMILY),

@@ -131,22 +131,11 @@ def sglang_server(
     yield from _running(args, sglang_model[0])
 
 
-@pytest.fixture
-def sglang_pair(started_pair: Running) -> Running:
-    """Two servers behind a router; one that the test before has killed is started again, if a test needs it."""
-    asyncio.run(_relaunch([server for server in started_pair.servers if not server.alive]))
-    return started_pair
-
-
-async def _relaunch(dead: list[ServerProcess]) -> None:
-    await asyncio.gather(*(server.launch() for server in dead))
-
-
 @pytest.fixture(scope="session")
-def started_pair(
+def sglang_pair(
     sglang_model: tuple[Path, Any], sglang_args: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """What `sglang_pair` sees to; tests do not use it."""
+    """Two servers behind a router."""
     args = sglang_args(sglang_model[0], tmp_path_factory.mktemp("pair"), rollout_num_gpus=2)
     yield from _running(args, sglang_model[0])
 

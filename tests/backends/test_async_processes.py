@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SLIME, Slime, TinyRun
+from tests.conftest import Slime, TinyRun
 from tests.integration.test_drain import FLAGS, SIGNALS
 from tests.run_files import timeless
 
@@ -43,40 +43,6 @@ def flags(**changes: Any) -> dict[str, Any]:
     return {**FLAGS, "num_rollout": ROLLOUTS, **changes}
 
 
-@pytest.mark.parametrize("call", ["10", "40", "50"], ids=["first rollout", "a later one", "beside training"])
-def test_sigterm_commits_and_the_rest_skips_no_prompt(
-    tiny: TinyRun, functions: Path, tmp_path: Path, call: str, slime_async: Slime
-) -> None:
-    own = flags(rollout_sample_hook_path=f"{functions}:sampled")
-    argv = tiny.argv(tmp_path / "run", **own)
-    first = slime_async(argv, CALL=call)
-    assert first.returncode == 0, first.stderr
-    assert "ended early" in first.stdout
-    again = ["--load", str(tmp_path / "run")] if "committed" in first.stdout else ["--overwrite"]
-    rest = slime_async([*argv, *again])
-    assert rest.returncode == 0, rest.stderr
-    assert [line["step"] for line in timeless(tmp_path / "run")] == [1, 2, 3, 4]
-    verified = subprocess.run(
-        [SLIME, "ledger", "verify", str(tmp_path / "run")], capture_output=True, text=True, timeout=180
-    )
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-
-
-def test_ctrl_c_ends_the_run(tiny: TinyRun, functions: Path, tmp_path: Path, slime_async: Slime) -> None:
-    functions.write_text(SIGNALS.replace("SIGTERM", "SIGINT"))
-    done = slime_async(tiny.argv(tmp_path / "run", **flags(rollout_sample_hook_path=f"{functions}:sampled")), CALL="40")
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("slime: ctrl-C: ending with a commit of what is trained")
-    assert "rollouts done and committed; the same command with --load" in done.stdout
-
-
-def test_a_failed_reward_ends_the_run(tiny: TinyRun, tmp_path: Path, slime_async: Slime) -> None:
-    (tmp_path / "rm.py").write_text("def rm(args, sample):\n    raise ValueError('no such thing')\n")
-    done = slime_async(tiny.argv(tmp_path / "run", custom_rm_path=f"{tmp_path}/rm.py:rm", max_consecutive_failures=3))
-    assert done.returncode == 1
-    assert "no such thing" in done.stderr
-
-
 @pytest.fixture
 def two(tiny: TinyRun, tmp_path: Path) -> Argv:
     """Flags of a run on two trainer processes."""
@@ -105,10 +71,3 @@ def test_two_processes_end_together_on_sigterm(two: Argv, functions: Path, slime
     done = slime("train", "--async", *argv, check=False, OMP_NUM_THREADS="1", CALL="40", WHOM="all")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rollouts done and committed; the same command with --load" in done.stdout
-
-
-def test_two_processes_end_together_on_a_failure(two: Argv, tmp_path: Path, slime_async: Slime) -> None:
-    (tmp_path / "rm.py").write_text("def rm(args, sample):\n    raise ValueError('no such thing')\n")
-    done = slime_async(two("run", custom_rm_path=f"{tmp_path}/rm.py:rm", max_consecutive_failures=3))
-    assert done.returncode == 1
-    assert "no such thing" in done.stderr

@@ -16,17 +16,9 @@ from slime_weight_transport_delta.writer import DeltaWriter
 from slime_core.config import Args
 from slime_core.errors import WeightSyncError
 from tests.backends.conftest import Running
+from tests.backends.test_weights import PROMPT, log_probs, named
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
-
-PROMPT = list(range(20, 44))
-
-
-def log_probs(model: Any, ids: list[int], first: int) -> torch.Tensor:
-    """Of ids[first:], by transformers."""
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0].float()
-    return logits.log_softmax(-1)[torch.arange(first - 1, len(ids) - 1), torch.tensor(ids[first:])]
 
 
 def moved(model: Any, share: float, seed: int) -> Any:
@@ -37,11 +29,6 @@ def moved(model: Any, share: float, seed: int) -> Any:
             touched = torch.rand(parameter.shape, generator=generator) < share
             parameter += touched * 0.05 * torch.randn(parameter.shape, generator=generator)
     return new
-
-
-def named(model: Any) -> list[tuple[str, torch.Tensor]]:
-    tied = model.config.tie_word_embeddings
-    return [(n, p.detach()) for n, p in model.named_parameters() if not (tied and n == "lm_head.weight")]
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
@@ -97,7 +84,7 @@ async def test_what_is_served_is_what_was_written(
 async def check(engine: HttpEngine, model: Any, version: int) -> None:
     """Sampled log-probs are the model's, and so is the version."""
     output = await engine.generate(PROMPT, {"temperature": 1.0, "max_new_tokens": 16, "ignore_eos": True})
-    expected = log_probs(model, PROMPT + output.token_ids, len(PROMPT))
+    expected = log_probs(model, list(output.token_ids))
     assert torch.allclose(torch.tensor(output.log_probs), expected, atol=2e-4)
     assert str((await engine.info())["weight_version"]) == str(version)
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterable
@@ -17,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from slime_engine_http.api.engine import HttpEngine
 from slime_engine_http.service import Place
 from slime_engine_sglang.engine import SglangEngine
 from slime_engine_sglang.programs import RouterProcess
@@ -29,20 +23,6 @@ from tests.backends.whole_runs import command_line, still_running
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 
 PROMPT = [40, 41, 42, 43]
-PARENT = """
-import asyncio, sys
-from slime_core.config import load_settings
-from slime_engine_sglang.engine import SglangEngine
-
-async def main():
-    settings = load_settings(sys.argv[1:], command="serve", env={})
-    engine = SglangEngine(settings.args)
-    await engine.start()
-    print(engine.fleet.models[0].servers[0].pid, engine.fleet.models[0].router.pid, flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
 
 
 def below(keepers: Iterable[int | None]) -> list[psutil.Process]:
@@ -105,18 +85,6 @@ async def test_a_bad_flag_value_is_reported_with_the_end_of_the_log(
     assert [p for p in still_running(children, 0) if "guard.py" in command_line(p)] == []
 
 
-def test_a_killed_parent_leaves_nothing(sglang_model: tuple[Path, Any], sglang_python: Path, tmp_path: Path) -> None:
-    argv = ["--hf-checkpoint", str(sglang_model[0]), "--rollout-engine", "sglang", "--device", "cpu"]
-    argv += ["--rollout-num-gpus", "1", "--engine-python", str(sglang_python), "--save", str(tmp_path)]
-    with subprocess.Popen([sys.executable, "-c", PARENT, *argv], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        keepers = [int(word) for word in parent.stdout.readline().split()]
-        assert len(keepers) == 2
-        processes = below(keepers)
-        os.kill(parent.pid, signal.SIGKILL)
-    assert still_running(processes) == []
-
-
 async def test_no_gpus_are_a_router_only(
     sglang_model: tuple[Path, Any], sglang_args: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -158,23 +126,9 @@ async def test_servers_join_a_router_that_is_running_and_leave_it(
         router.close()
 
 
-async def test_the_shared_pair_answers_directly_and_through_its_router(sglang_pair: Running) -> None:
-    engine = HttpEngine(sglang_pair.args)
-    await engine.start()
-    try:
-        calls = (engine.generate(PROMPT, {"max_new_tokens": 4, "temperature": 0.0}) for _ in range(8))
-        outputs = await asyncio.gather(*calls)
-        assert len({tuple(output.token_ids) for output in outputs}) == 1
-        assert sorted(worker.url for worker in engine.pool.workers) == sorted(sglang_pair.urls)
-    finally:
-        await engine.stop()
-
-
-async def test_a_server_is_restarted_at_its_address(sglang_pair: Running) -> None:
-    server = sglang_pair.servers[1]
-    before = below([server.pid])
-    url = server.url
-    await server.restart()
-    assert server.url == url
-    assert still_running(before, 0) == []
-    assert server.log.read_text().count(", start ") == 2
+def test_its_processes_are_forks_of_the_first(sglang_server: Running) -> None:
+    """Spawned ones would import everything again, and have a process of `multiprocessing` beside them."""
+    (server,) = sglang_server.servers
+    below = [command_line(process) for process in psutil.Process(server.pid).children(recursive=True)]
+    assert {"sglang::scheduler", "sglang::detokenizer"} <= {line.strip() for line in below}
+    assert [line for line in below if "multiprocessing" in line] == []

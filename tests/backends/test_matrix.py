@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from tests.backends.whole_runs import Learned, Run, command_line, demo, samples
-from tests.conftest import TinyRun
 from tests.run_files import metrics
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200), pytest.mark.xdist_group("cluster")]
@@ -213,18 +212,3 @@ def test_learns_from_samples_of_several_versions(
 
 
 # -- refused by design -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("engine", "trainer", "loop", "launcher"),
-    [("embedded", "embedded", "one-step", "inline"), ("sglang", "megatron", "full", "ray")],
-)
-def test_colocation_is_not_asynchronous(
-    engine: str, trainer: str, loop: str, launcher: str, tiny: TinyRun, slime: Slime, tmp_path: Path
-) -> None:
-    """Wherever stages live: the devices cannot be both the trainer's and the engine's at the same time."""
-    flags = [*tiny.argv(tmp_path / "run"), *ENGINES[engine], *LOOPS[loop], *_trainer(trainer, loop)]
-    done = slime("train", *flags, "--launcher", launcher, "--colocate", "--device", "cpu", check=False)
-    assert done.returncode == 2
-    assert "--async (flag) and --colocate (flag) exclude each other: trainer and engines work at the" in done.stderr
-    assert not (tmp_path / "run").exists()

@@ -1,4 +1,7 @@
-"""Every weight transport to real SGLang servers: log-probs are those of the new weights, by transformers."""
+"""Updates of real SGLang servers that go wrong, and adapters: log-probs are those of transformers.
+
+`test_engine_conformance.py` has updates that go well.
+"""
 
 from __future__ import annotations
 
@@ -116,93 +119,6 @@ def run(urls: list[str], model: Path, folder: Path, use: Callable[[Session], Any
     asyncio.run(whole())
 
 
-def test_each_transport_there_and_back(sglang_server: Running, sglang_model: tuple[Path, Any], tmp_path: Path) -> None:
-    path, model = sglang_model
-    new = other(model, 1)
-
-    async def use(s: Session) -> None:
-        version = 0
-        for transport in TRANSPORTS:
-            for target, elsewhere in ((new, model), (model, new)):
-                version += 1
-                await s.push(transport, target, version)
-                gap, served = await s.gap(s.workers[0].url, target)
-                assert gap <= 1e-5, (transport, gap)
-                assert served == str(version)
-                assert (await s.gap(s.workers[0].url, elsewhere))[0] > 1e-2
-
-    run(sglang_server.urls, path, tmp_path, use)
-
-
-def test_weights_kept_bring_a_server_up_to_date(
-    sglang_server: Running, sglang_model: tuple[Path, Any], tmp_path: Path
-) -> None:
-    path, model = sglang_model
-    new = other(model, 2)
-
-    async def use(s: Session) -> None:
-        version = 100
-        for transport, owned in (("tensor", True), ("distributed", True), ("distributed", False), ("disk", True)):
-            s.workers[0].owned = owned
-            version += 2
-            await s.push(transport, new, version)
-            kept, s.updates.last = s.updates.last, None
-            await s.push("tensor", model, version + 1)  # stands in for a restart
-            assert kept is not None
-            assert s.updates.last is not None
-            s.updates.last.free()
-            s.updates.last = kept
-            await s.updates.catch_up(s.workers[0])
-            assert await s.gap(s.workers[0].url, new) == (pytest.approx(0, abs=1e-5), str(version))
-            kept.free()
-        await s.push("tensor", model, 199)
-
-    run(sglang_server.urls, path, tmp_path, use, use_fault_tolerance=True)
-
-
-def test_requests_in_flight_end_or_carry_both_versions(
-    sglang_server: Running, sglang_model: tuple[Path, Any], tmp_path: Path
-) -> None:
-    path, model = sglang_model
-
-    async def use(s: Session, mode: str) -> None:
-        first = 200 if mode == "abort" else 300
-        for version in range(first, first + 100, 10):  # when this process looks late, the answer may be over first
-            if await held(s, mode, version):
-                return
-        raise AssertionError("an answer was over before each update")
-
-    async def held(s: Session, mode: str, version: int) -> bool:
-        url = s.workers[0].url
-        body = {
-            "input_ids": PROMPT, "return_logprob": True,
-            "sampling_params": {"max_new_tokens": 450, "temperature": 1.0, "ignore_eos": True},
-        }  # fmt: skip
-        await s.push("tensor", model, version)
-        task = asyncio.create_task(s.http.send("POST", url, "/generate", body, timeout=60))
-        async with asyncio.timeout(60):
-            while not (await s.http.send("GET", url, "/v1/loads")).json()["loads"][0]["num_running_reqs"]:
-                if task.done():
-                    return False
-        await s.push("tensor", model, version + 1)
-        meta = (await task).json()["meta_info"]
-        found = [span["version"] for span in meta["weight_versions"]]
-        if found == [str(version)] and meta["finish_reason"]["type"] == "length":
-            return False
-        if mode == "abort":
-            assert meta["finish_reason"]["type"] == "abort"
-            assert found == [str(version)]
-        else:
-            assert meta["finish_reason"]["type"] == "length"
-            assert found == [str(version), str(version + 1)]
-        return True
-
-    for mode in ("abort", "in_place"):
-        run(
-            sglang_server.urls, path, tmp_path, lambda s, mode=mode: use(s, mode), update_weight_pause_mode=mode,
-        )  # fmt: skip
-
-
 def processes(server: ServerProcess) -> list[int]:
     """The server's processes, not its keeper's."""
     assert server.pid is not None
@@ -236,9 +152,8 @@ def test_a_server_that_hangs_in_the_middle_is_left_behind_and_may_come_back(
         strike(struck, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("transport", ["distributed", "tensor"])
 def test_a_wrong_shape_is_refused_and_the_server_does_not_serve(
-    sglang_pair: Running, sglang_model: tuple[Path, Any], tmp_path: Path, transport: str
+    sglang_pair: Running, sglang_model: tuple[Path, Any], tmp_path: Path
 ) -> None:
     path, model = sglang_model
     wrong = copy.deepcopy(model)
@@ -246,33 +161,15 @@ def test_a_wrong_shape_is_refused_and_the_server_does_not_serve(
 
     async def use(s: Session) -> None:
         worker = s.workers[0]
-        with pytest.raises(WeightSyncError, match=f"weight version 1 by {transport}, "):
-            await s.push(transport, wrong, 1)
+        with pytest.raises(WeightSyncError, match="weight version 1 by distributed, "):
+            await s.push("distributed", wrong, 1)
         assert worker.state is WorkerState.QUARANTINED
         assert s.pool.version_wanted is None
-        if transport == "distributed":  # by tensor SGLang's scheduler ends
-            s.pool.set_state(worker, WorkerState.READY)
-            await s.push(transport, model, 2)
-            assert await s.gap(worker.url, model) == (pytest.approx(0, abs=1e-5), "2")
+        s.pool.set_state(worker, WorkerState.READY)
+        await s.push("distributed", model, 2)
+        assert await s.gap(worker.url, model) == (pytest.approx(0, abs=1e-5), "2")
 
     run(sglang_pair.urls[:1], path, tmp_path, use, update_weight_timeout=FREEZE_S)
-    if transport == "tensor":
-        sglang_pair.servers[0].kill()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_server_that_dies_in_the_middle_is_left_behind(
-    sglang_pair: Running, sglang_model: tuple[Path, Any], tmp_path: Path, transport: str
-) -> None:
-    path, model = sglang_model
-    struck = processes(sglang_pair.servers[0])
-
-    async def use(s: Session) -> None:
-        await s.push(transport, model, 1)
-        await left_behind(s, transport, other(model, 3), struck, signal.SIGKILL)
-        await s.push("tensor", model, 3)
-
-    run(sglang_pair.urls, path, tmp_path, use, use_fault_tolerance=True)
 
 
 def strike(struck: list[int], blow: signal.Signals) -> None:

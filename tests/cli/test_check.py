@@ -194,24 +194,6 @@ def test_a_model_that_is_cut_is_named(tiny: TinyRun, tmp_path: Path) -> None:
     assert error.startswith(f"{weights} is cut or damaged")
 
 
-@pytest.mark.slow
-def test_a_run_without_labels_is_not_ready(tiny: TinyRun, tmp_path: Path) -> None:
-    data = tmp_path / "rows.jsonl"
-    data.write_text(json.dumps({"prompt": "1+1=", "data_source": "x"}) + "\n")
-    flags = {"input_key": None, "label_key": None, "custom_rm_path": None, "rm_type": "dapo", "prompt_data": data}
-    status, findings = _check(*tiny.argv(run_dir=tmp_path / "out", eval_prompt_data=None, eval_interval=None, **flags))
-    assert status == 1
-    (error,) = [f["message"] for f in findings if f["level"] == "error"]
-    assert f"{data}, row 1 (no --label-key): ValueError: no label (--label-key NAME names its column;" in error
-
-
-@pytest.mark.slow
-def test_strict_counts_warnings(tiny: TinyRun, tmp_path: Path) -> None:
-    reward = tmp_path / "rm.py"
-    reward.write_text(REWARDS["nan"][0])
-    assert _check("--strict", *tiny.argv(custom_rm_path=reward, run_dir=tmp_path / "out"))[0] == 1
-
-
 MAPPING = (
     "def reward_func(args, sample, **kwargs):\n    return {'score': float(len(sample.response) % 3), 'acc': True}\n"
 )
@@ -267,18 +249,6 @@ def test_parts_that_the_algorithm_needs_are_looked_for(
     assert status == (0 if error is None else 1)
     assert len(errors) == status
     assert error is None or f"--advantage-estimator (flag) 'gdpo': --advantage-estimator {error}" in errors[0]
-
-
-@pytest.mark.slow
-def test_data(tiny: TinyRun, tmp_path: Path) -> None:
-    data = tmp_path / "rows.jsonl"
-    data.write_text('{"input": "1+1=", "label": null}\n' * 3 + '{"prompt": "2+2=", "label": "4"}\n')
-    findings = _check(*tiny.argv(prompt_data=data, run_dir=tmp_path / "out"))[1]
-    (error,) = [f["message"] for f in findings if f["level"] == "error"]
-    assert f"{data}:4" in error
-    data.write_text('{"input": "1+1=", "label": null}\n' * 3)
-    findings = _check(*tiny.argv(prompt_data=data, run_dir=tmp_path / "out"))[1]
-    assert any("is null in 3 of 3 rows" in f["message"] for f in findings)
 
 
 @pytest.mark.slow
@@ -348,12 +318,3 @@ def test_prompts_that_are_trained_and_evaluated_on(tmp_path: Path, rows: list[An
     found = [finding.message for finding in overlap(args)]
     assert len(found) == (shared > 0)
     assert all(f"{shared} of the {len(rows)} prompts of evaluation data set 'held'" in line for line in found)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_evaluated_on_its_training_data_says_so(tiny: TinyRun, tmp_path: Path) -> None:
-    data = tiny.root / "train.jsonl"
-    findings = _check(*tiny.argv(tmp_path / "run", eval_prompt_data=["held", f"{data}@[:40]"]))[1]
-    (warning,) = [f["message"] for f in findings if f["level"] == "warning" and "held" in f["message"]]
-    assert "40 of the 40 prompts of evaluation data set 'held'" in warning
-    assert f"--prompt-data {data}, the same file, such as" in warning

@@ -12,8 +12,6 @@ import pytest
 
 from slime_core import __version__
 from slime_core.cli import main as frame
-from slime_core.cli.train import report
-from slime_core.config import Args
 from slime_core.errors import CheckpointError, ConfigError, PluginNotFoundError, SlimeError
 from slime_core.protocols import Command
 from tests.conftest import without_start
@@ -123,20 +121,6 @@ def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().err.startswith("slime: error: --hf-checkpoint is required: a directory in Hugging Face")
 
 
-@pytest.mark.parametrize(
-    ("argv", "status", "start"),
-    [
-        ("config", 0, "usage: slime config show"),
-        ("config shwo", 2, "slime: error: slime config: unknown action 'shwo'"),
-        ("config show --for nothing", 2, "slime: error: slime config show: argument --for: invalid choice"),
-    ],
-)
-def test_config_usage(argv: str, status: int, start: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert frame.main(argv.split()) == status
-    captured = capsys.readouterr()
-    assert (captured.out + captured.err).startswith(start)
-
-
 def test_a_run_whose_reader_leaves_does_not_look_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     def said(arguments: object) -> int:
         print("a line", flush=True)
@@ -150,23 +134,3 @@ def test_a_run_whose_reader_leaves_does_not_look_finished(monkeypatch: pytest.Mo
         with open(writer, "w", encoding="utf-8") as pipe:
             monkeypatch.setattr(sys, "stdout", pipe)
             assert frame.main(["said"]) == status
-
-
-@pytest.mark.parametrize(
-    ("score", "end"),
-    [
-        (
-            {"before": 0.1, "after": 0.2, "before-stderr": 0.1, "after-stderr": 0.0},
-            "0.10 -> 0.20 (95%: +-0.20, +-0.00)\n",
-        ),
-        ({"before": 0.1, "after": 0.2, "after-stderr": 0.1}, "0.10 -> 0.20\n"),
-        ({"before": 0.1, "after": 0.2}, "0.10 -> 0.20\n"),
-    ],
-    ids=["interval", "first without", "one prompt"],
-)
-def test_an_interval_is_shown_where_it_is_known(
-    score: dict[str, float], end: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    facts = {"rollouts": 1, "wall_seconds": 1.0, "drained": False, "checkpoint": None, "evals": {"held": score}}
-    report(facts, Args(run_dir="run"))
-    assert capsys.readouterr().out.endswith(f"\nheld-out accuracy {end}")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
-from tests.cli.start_up import cost
 from tests.conftest import TinyRun
 from tests.strangers import forgotten
 
@@ -103,13 +102,6 @@ def test_show_explains_a_wrong_name(component: str, message: str, capsys: pytest
     assert message in capsys.readouterr().err
 
 
-def test_a_name_that_one_kind_has_needs_no_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "show", "exact"]) == 0
-    assert "--custom-rm-path exact" in capsys.readouterr().out.replace("--rm-type", "--custom-rm-path")
-    assert main(["plugins", "check", "./nope"]) == 2
-    assert "slime plugins check ./nope: no such folder" in capsys.readouterr().err
-
-
 OPTIONS = """
 from slime_core import PluginOptions, options
 
@@ -156,18 +148,6 @@ def test_list_says_what_is_left_out(
     assert "left out by SLIME_PLUGINS='other': acme-reward" in shown.err
 
 
-@pytest.mark.slow
-def test_new_then_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "new", "filters", "acme_new", "--dir", str(tmp_path)]) == 0
-    folder = tmp_path / "slime-filter-acme-new"
-    assert f"slime plugins check {folder}" in capsys.readouterr().out
-    assert main(["plugins", "check", str(folder)]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("ok    filters/acme_new (slime-filter-acme-new 0.1.0): version, load, signature, options;")
-    assert main(["plugins", "new", "filters", "acme_new", "--dir", str(tmp_path)]) == 2
-    assert "has that name; choose another" in capsys.readouterr().err
-
-
 TYPED = '"""Reward."""\nfrom slime_core import Args, Sample\n\n' + REWARD.replace(
     "(args, sample)", "(args: Args, sample: Sample) -> float"
 )
@@ -211,23 +191,6 @@ def test_check_runs_the_bare_suite_of_what_has_no_tests(tmp_path: Path, capsys: 
     tiers = ["broken", "tested", "broken", ""]
     assert [line["tier"] for line in lines.values()] == tiers
     assert "tier: tested, since it lacks py.typed" in lines["rewards/good (acme-good 1.0)"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("no-such-distribution", "no folder and no distribution with plugins"),
-        (".git", "no plugin in this folder"),
-        ("rewads/x", "Did you mean 'rewards'?"),
-    ],
-)
-def test_check_of_nothing(
-    target: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".git").mkdir()
-    assert main(["plugins", "check", target]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_doctor_has_an_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,13 +242,3 @@ def test_wrong_options_stop_a_run_before_it_starts(tiny: TinyRun, tmp_path: Path
     assert not (tmp_path / "run").exists()
     done = slime("rollout", *tiny.argv(tmp_path / "run", **flags, num_rollout=1, set="plugins.acme.factor=3"))
     assert "reward 3.000" in done.stdout
-
-
-@pytest.mark.slow
-def test_list_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom slime_core.cli.main import main\nassert main(['plugins', 'list']) == 0\n"
-        "heavy = {'torch', 'numpy', 'pydantic', 'transformers', 'math_verify', 'rich'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    assert cost(["-c", code], tmp_path) < 5, "every module is parsed, so that a broken one is listed as such"

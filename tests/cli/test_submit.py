@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
-from slime_submit import job
+from slime_submit import job, manifests
 from slime_submit.command import run
 from slime_submit.folder import make_job
 from slime_submit.job import HERE
@@ -21,6 +21,7 @@ from slime_core.config import load_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins import presets
 from tests.conftest import TinyRun
+from tests.run_files import metrics
 
 NOWHERE = ["--address", "http://127.0.0.1:9"]
 RUN = ["--hf-checkpoint=m", "--prompt-data=d", "--num-rollout=1", "--rollout-batch-size=1"]
@@ -168,3 +169,35 @@ def test_a_job_that_starts_again(tmp_path: Path) -> None:
 def _written(tmp_path: Path, settings: dict[str, object]) -> str:
     (tmp_path / "again.yaml").write_text(json.dumps(settings))
     return str(tmp_path / "again.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_pod_after_an_evicted_one_resumes(
+    tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pod = tmp_path / "pod"
+    monkeypatch.setattr(manifests, "FOLDER", str(pod))
+    words = ["--to=k8s", "--dry-run", "--no-check", "--image=i", f"--volume=claim:{tmp_path}"]
+    words += [f"--python={sys.executable}", "train"]
+    assert run([*words, *tiny.argv(tmp_path / "run", num_rollout=12, eval_interval=None)]) == 0
+    secret, written = yaml.safe_load_all(capsys.readouterr().out)
+    spec = written["spec"]["template"]["spec"]
+    for item in spec["volumes"][0]["secret"]["items"]:  # a Secret's files are links into a folder of its version
+        file = pod / "..1" / item["path"]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(secret["stringData"][item["key"]])
+    (pod / "..data").symlink_to("..1")
+    for path in (pod / "..1").iterdir():
+        (pod / path.name).symlink_to(f"..data/{path.name}")
+    command = spec["containers"][0]["command"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as evicted:
+        assert evicted.stdout
+        next(line for line in evicted.stdout if line.startswith("rollout 3/"))
+        evicted.terminate()
+        evicted.communicate(timeout=120)
+    assert evicted.returncode == job.DRAINED
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "rollout 3/" in done.stdout) == (0, False), done.stderr
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 13))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -20,7 +21,9 @@ from slime_core.config import Args
 from slime_core.config.foreign import find_owners
 from slime_core.config.spec import flag_specs
 from slime_core.plugins.manager import current_registry
+from slime_core.plugins.resolve import resolve
 from tests.as_written.flags import NEWER
+from tests.cli.test_json import leaves
 from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
@@ -39,65 +42,37 @@ PAGES = sorted(
 NAMES = {name.replace("_", "-") for name in current_registry().names("commands")}
 page = sweep("path", PAGES)
 
-OWN_FLAGS = {
-    "doctor": {"--json"},
-    "init": {"--force"},
+SETTINGS_FLAGS = {
     "serve": {"--host", "--port", "--model-path", "--served-model-name", "--api-key", "--allowed-hosts"},
-    "pull-weights": {"--source", "--local-dir", "--engine-url", "--host", "--port", "--timeout"},
-    "compare": {"--last", "--json"},
-    "show": {"--json"},
-    "view": {"--host", "--port", "--allowed-hosts"},
-    "report": {"--output", "--rollouts", "--samples"},
-    "runs": {"--json", "--note"},
-    "export": {"--format", "--step", "--dtype", "--limit", "--adapter"},
-    "push": {"--format", "--step", "--adapter", "--private", "--overwrite", "--json"},
-    "resample": {
-        *("--rollout", "--eval", "--from-token", "--weights", "--temperature"),
-        *("--top-p", "--top-k", "--max-new-tokens"),
-        *("--tool-answer", "--times", "--json"),
-    },
-    "samples": {
-        *("--rollout", "--group", "--eval", "--best", "--worst", "--failed", "--dropped", "--disagree", "--grep"),
-        "--hf-checkpoint",
-        "--min-reward",
-        "--reward-key",
-        "--best-of-group",
-        "--dedupe",
-        "--truncated",
-        "--max-response-tokens",
-        "--json",
-    },
-    "rewards": {
-        "--with",
-        "--diff",
-        "--label",
-        "--json",
-        "--check",
-        "--response",
-        "--prompt",
-        "--metadata",
-        "--data",
-        "--rows",
-    },
-    "plugins": {
-        *("--kind", "--json", "--check", "--plugin-dir", "--dir", "--no-contract", "--"),
-        *("--index-url", "--no-check", "--yes"),
-    },
     "config": {"--for", "--json", "--changed"},
     "check": {"--for", "--json", "--strict", "--flags-only"},
     "rehearse": {"--for", "--json", "--strict", "--stand-ins", "--num-gpus", "--processes", "--seconds", "--until"},
-    "models": {"--json", "--length"},
     "engines": {"--num-gpus", "--for", "--json"},
+    "plan": {"--num-gpus", "--num-cpus", "--gpu-memory-gib", "--trace", "--what", "--json"},
+    "rewards": {
+        *("--with", "--diff", "--label", "--json", "--check", "--response", "--prompt", "--metadata", "--data"),
+        "--rows",
+    },
     "submit": {
         *("--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id", "--to", "--dry-run"),
         *("--image", "--volume", "--nodes", "--gpus"),
         *("--partition", "--gres", "--time", "--no-requeue"),  # sbatch's
     },
-    "plan": {"--num-gpus", "--num-cpus", "--gpu-memory-gib", "--trace", "--what", "--json"},
-    "why": {"--learning", "--stacks", "--json", "--watch"},
-    "ledger": {"--commit", "--json", "--group", "--state", "--summary"},
 }
-"""Flags of commands that are no settings."""
+"""Flags that commands read beside a run's settings."""
+
+
+@cache
+def own_flags() -> dict[str, set[str]]:
+    """Return the flags of commands that are no settings."""
+    found = dict(SETTINGS_FLAGS)
+    for name in current_registry().names("commands"):
+        command, parser = resolve("commands", name).obj, argparse.ArgumentParser()
+        if command.add_parser is not None:
+            command.add_parser(parser.add_subparsers())
+            flags = (set(own._option_string_actions) for _, own in leaves(parser, ""))
+            found[name.replace("_", "-")] = {"--"}.union(*flags)
+    return found
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -178,7 +153,7 @@ OF_TORCHRUN = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoin
 def test_commands_have_the_flags_that_are_typed(path: Path) -> None:
     settings = flags_of_settings() | flags_of_others()
     for command, *words in commands(path.read_text(encoding="utf-8")):
-        known = settings | OWN_FLAGS.get(command, set())
+        known = settings | own_flags().get(command, set())
         for word in words:
             flag = word.split("=")[0]
             if flag.startswith("--") and flag not in known and flag not in OF_TORCHRUN:
@@ -190,26 +165,14 @@ def test_commands_have_the_flags_that_are_typed(path: Path) -> None:
 def test_flags_in_the_text_exist(path: Path) -> None:
     if path.name == "CHANGELOG.md" or path.parent.name == "benchmarks":  # its scripts have flags of their own
         return
-    known = flags_of_settings() | {flag for flags in OWN_FLAGS.values() for flag in flags}
+    known = flags_of_settings() | {flag for flags in own_flags().values() for flag in flags}
     for flag in re.findall(r"`(--[a-z][a-z0-9-]*)(?=[ `=])", path.read_text(encoding="utf-8")):
         assert flag in known or flag in flags_of_others() or flag in NOT_OURS, f"{path}: {flag}"
 
 
 NOT_OURS = {
-    "--x",
-    "--no-x",
-    "--disable-x",
-    "--tiny",
-    "--help",
-    "--help-all",
-    "--learning-rate",
-    "--check",
-    "--slime-component",
-    "--slime-args",
-    "--torch",
-    "--build-arg",
-} | {
-    "--ref-micro-batch-size",
+    *("--x", "--no-x", "--disable-x", "--tiny", "--help", "--help-all", "--learning-rate", "--check", "--torch"),
+    *("--slime-component", "--slime-args", "--build-arg", "--ref-micro-batch-size"),
     *NEWER,
 }
 """Flags of other programs, and placeholders."""
@@ -235,11 +198,6 @@ def test_files_named_in_the_reading_order_exist(name: str) -> None:
     for file in re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))`", (ROOT / name).read_text(encoding="utf-8")):
         known = (ROOT / "slime_core" / file).exists() or (ROOT / file).exists() or file == "file.py"
         assert known, f"{name}: {file}"
-
-
-def test_the_reading_order_is_twelve_files() -> None:
-    rows = re.findall(r"^\| (\d+) \| `([a-z_/]+\.py)` \|", (ROOT / "slime_core/README.md").read_text(), re.MULTILINE)
-    assert [int(number) for number, _ in rows] == list(range(1, 13))
 
 
 def test_the_index_names_every_page() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -117,32 +116,6 @@ def test_what_was_trained_is_committed_and_goes_on(
     assert json.loads((save / "summary.json").read_text())["drained"] is False
     assert timeless(save) == timeless(whole)
     assert last_commit(save) == last_commit(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whom", ["parent", "all"])
-def test_rank_0_decides_for_all(tiny: TinyRun, functions: Path, tmp_path: Path, slime: Slime, whom: str) -> None:
-    """A scheduler may signal the command, or every process of it."""
-    save = tmp_path / "run"
-    two = {
-        **FLAGS,
-        "train_backend": "embedded",
-        "actor_num_gpus_per_node": 2,
-        "device": "cpu",
-        "num_rollout": 3,
-        "save_interval": None,
-    }
-    argv = tiny.argv(save, **two, rollout_sample_hook_path=f"{functions}:sampled")
-    first = slime("train", *argv, CALL="20", WHOM=whom)
-    # The parent passes the signal on, and a rollout may end meanwhile.
-    found = re.search(r"(\d) of 3 rollouts done and committed; the same command with --load", first.stdout)
-    assert found, first.stdout
-    assert found[1] in ("1", "2")
-    assert first.stderr.count("slime: SIGTERM: ending with a commit") == 1
-    assert first.stderr.count("\n") == 1, first.stderr
-    second = slime("train", *argv, "--load", save)
-    assert f"{found[1]} of 3 rollouts done" in second.stdout
-    assert [line["step"] for line in timeless(save)] == [1, 2, 3]
 
 
 @pytest.mark.slow

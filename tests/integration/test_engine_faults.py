@@ -34,7 +34,7 @@ from slime_runs.files import read_lines
 
 from slime_core.config import Args
 from slime_core.sample import GenerationOutput
-from tests.engine_processes import EmbeddedServer, ForkedProcess, SmallRouter
+from tests.engine_processes import EmbeddedServer, SmallRouter
 from tests.tiny_models import make_model, one_thread
 
 __all__ = ["make_model", "one_thread"]
@@ -77,7 +77,6 @@ class Rig:
         self.directory = directory
         self.servers = [EmbeddedServer(f"server {i}", weights.directories[0]) for i in range(2)]
         self.router = SmallRouter()
-        self.strangers: list[ForkedProcess] = []
         self.tasks: set[asyncio.Task[Any]] = set()
         self.asked = 0
         self.pushing: int | None = None
@@ -177,16 +176,8 @@ class Rig:
     def events(self) -> list[str]:
         return [line["event"] for line in read_lines(self.directory / "events.jsonl")]
 
-    def usurp(self, number: int) -> None:
-        """Somebody ends the server and starts one of his own at its port."""
-        self.servers[number].send(signal.SIGKILL)
-        stranger = EmbeddedServer("stranger", self.weights.directories[1])
-        stranger._port = self.servers[number]._port
-        self.strangers.append(stranger)
-        stranger.start()
-
     def close(self) -> None:
-        for process in (*self.servers, self.router, *self.strangers):
+        for process in (*self.servers, self.router):
             process.kill()
 
 
@@ -195,36 +186,6 @@ def rig(weights: Weights, tmp_path: Path) -> Any:
     made = Rig(weights, tmp_path)
     yield made
     made.close()
-
-
-@pytest.mark.slow
-async def test_an_update_that_every_server_misses(rig: Rig) -> None:
-    """Nobody took it, and yet nobody serves the old weights afterwards."""
-    async with rig.running():
-        await rig.update(1)
-        for server in rig.servers:
-            server.freeze()
-        update = rig.background(rig.update(2))
-        await asyncio.sleep(0.2)
-        for server in rig.servers:
-            server.send(signal.SIGKILL)
-        await update
-        await rig.load(20, over=0.1)
-        await rig.all_ready()
-        assert [s.get("/model_info")["weight_version"] for s in rig.servers] == ["2", "2"]
-
-
-@pytest.mark.slow
-async def test_a_stranger_at_a_servers_port_answers_nobody(rig: Rig) -> None:
-    async with rig.running():
-        await rig.update(2)
-        load = rig.background(rig.load(60, over=1.5))
-        await asyncio.sleep(0.2)
-        rig.usurp(0)
-        await load
-        await rig.all_ready()
-        assert rig.servers[0].alive
-        await rig.load(20, over=0.1)
 
 
 def _faults(rig: Rig, chance: random.Random) -> Callable[[], object]:
@@ -239,7 +200,6 @@ def _faults(rig: Rig, chance: random.Random) -> Callable[[], object]:
 
     return chance.choice([
         lambda: server.send(signal.SIGKILL), server.freeze, slow, lie,
-        lambda: rig.usurp(rig.servers.index(server)),
         lambda: rig.router.send(signal.SIGKILL), rig.router.freeze,
     ])  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from slime_runs import Run
-from slime_runs.files import FOLDER, file_name, sample_files, write_file
+from slime_runs.files import FOLDER, file_name, sample_files
 from slime_runs.index import Filter, is_thinned
 from slime_runs.store import SampleStore
 from slime_runs.view.server import make_app
@@ -19,8 +19,6 @@ from starlette.testclient import TestClient
 from slime_core.sample import Sample
 from tests.conftest import TinyRun
 from tests.toy_trainer import make_args
-
-NASTY = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>\u202egnp.exe\r\nnext"
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +67,6 @@ def test_what_is_typed_shows_it(run_dir: Path, slime: Any) -> None:
     listed = slime("runs", run_dir.parent).stdout
     assert "ended" in listed
     assert str(run_dir) in listed
-
-
-@pytest.mark.parametrize("damage", ["no footer", "torn file", "file gone", "no JSON"])
-def test_a_damaged_run_is_read_as_far_as_it_goes_and_not_written_to(run_dir: Path, tmp_path: Path, damage: str) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(run_dir, copy)
-    newest = copy / "samples" / "rollout_0000003.jsonl.zst"
-    if damage == "no footer":
-        newest.write_bytes(newest.read_bytes()[:-3])
-    elif damage == "torn file":
-        newest.write_bytes(newest.read_bytes()[:-3000])
-    elif damage == "no JSON":
-        write_file(newest, [b"no JSON\n5\n", b"{\n"])
-    else:
-        newest.unlink()
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    found = list(Run(copy).samples(Filter(data_set="")))
-    assert len(found) == (64 if damage == "no footer" else 48)
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow
@@ -169,40 +148,6 @@ def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
         "1": "ValueError('no')", "t": "tensor([0., 0.])", "tags": ["{'a'}", 2**70], "b": "b'x'",
         "half": "'\\ud800'", "n": 1.5,
     }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_what_a_model_wrote_cannot_move_the_terminal(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    (tmp_path / "generate.py").write_text(
-        "async def generate(args, sample, sampling_params):\n"
-        f"    sample.prompt, sample.response = {'ask ' + NASTY!r}, {NASTY!r}\n"
-        "    return sample\n"
-    )
-    save = tmp_path / "run"
-    slime("train", *tiny.argv(save, num_rollout=1, eval_interval=None, eval_prompt_data=None,
-                              custom_generate_function_path=tmp_path / "generate.py"))  # fmt: skip
-    odd = save.rename(tmp_path / NASTY.replace("/", "").replace("\0", "")[:80])
-    with (odd / "metrics.jsonl").open("a") as metrics:
-        metrics.write(json.dumps({"step": 1, f"eval/{NASTY}": 1.0, f"rollout/dynamic_filter/drop_{NASTY}": 1.0}) + "\n")
-    for words in (["show"], ["samples", "show"], ["runs"], ["compare", odd], ["ledger", "verify"]):
-        text = slime(*words, odd).stdout
-        assert "owned" in text
-        assert not set("\x1b\x07\u202e\r") & set(text)
-
-
-@pytest.mark.slow
-def test_runs_of_other_seeds_are_the_noise_of_a_comparison(tiny: TinyRun, slime: Any, tmp_path: Path) -> None:
-    for name, seed, lr in (("a1", 1, "1e-3"), ("a2", 2, "1e-3"), ("b1", 1, "1e-2"), ("b2", 2, "1e-2")):
-        slime("train", *tiny.argv(tmp_path / name, num_rollout=2, eval_interval=None, seed=seed, lr=lr))
-    found = json.loads(slime("compare", "--json", *(tmp_path / name for name in ("a1", "b1", "a2", "b2"))).stdout)
-    assert [[Path(run).name for run in group] for group in found["groups"]] == [["a1", "a2"], ["b1", "b2"]]
-    assert found["settings"] == {"lr": [1e-3, 1e-2]}
-    assert found["plugins"] == {}
-    reward = found["metrics"]["rollout/raw_reward"]
-    assert reward["differ"] in (True, False)
-    assert all(noise is not None for _, noise in reward["values"])
-    text = slime("compare", tmp_path / "a1", tmp_path / "b1").stdout
-    assert "takes two runs of each" in text
 
 
 FANNED = """

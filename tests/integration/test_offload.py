@@ -9,26 +9,9 @@ import pytest
 
 from tests.backends.whole_runs import hold, running
 from tests.conftest import SLIME, Slime, TinyRun
-from tests.run_files import last_commit, metrics, timeless
+from tests.run_files import last_commit, timeless
 
 FLAGS = {"num_rollout": 3, "over_sampling_batch_size": 6, "partial_rollout": True, "save_interval": 1}
-
-
-@pytest.mark.slow
-def test_the_same_run_bit_for_bit(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    plain, offloaded = tmp_path / "plain", tmp_path / "offloaded"
-    assert slime("train", *tiny.argv(plain, **FLAGS)).returncode == 0
-    done = slime("train", *tiny.argv(offloaded, **FLAGS, offload=True))
-    assert done.returncode == 0, done.stderr
-    assert "without effect" not in done.stderr
-    assert "keeps its memory" not in done.stderr
-    assert timeless(offloaded) == timeless(plain)
-    assert last_commit(offloaded) == last_commit(plain)
-    times = {"perf/offload_time", "perf/onload_time"}
-    trained = [line for line in metrics(offloaded) if "train/loss" in line]
-    assert len(trained) == 3
-    assert all(times <= line.keys() for line in trained)
-    assert not any(times & line.keys() for line in metrics(plain))
 
 
 @pytest.mark.slow

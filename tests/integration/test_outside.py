@@ -414,28 +414,6 @@ def test_plugins_of_an_index_come_and_go_by_pip(outside: Outside, tmp_path: Path
         assert outside.python("-m", "pip", "freeze", "--all") == before
 
 
-@pytest.mark.parametrize("name", ["math", "digits_outside"])
-def test_training_with_a_reward_by_name(
-    name: str, outside: Outside, stranger: Path, tiny: TinyRun, tmp_path: Path
-) -> None:
-    options = {"set": "plugins.digits_outside.factor=3"} if name == "digits_outside" else {}
-    argv = tiny.argv(tmp_path / "run", custom_rm_path=None, rm_type=name, num_rollout=2, **options)
-    done = outside.slime("train", *argv)
-    assert "2 rollouts in" in done.stdout
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    used = {plugin["name"]: plugin for plugin in summary["plugins"]}
-    distribution = f"slime-reward-{name}".replace("_", "-")
-    assert (used[name]["distribution"], used[name]["version"]) == (distribution, "0.1.0")
-    for plugin in summary["plugins"]:
-        assert Path(plugin["source_file"]).is_relative_to(outside.folder / "venv"), plugin
-        assert len(plugin["sha256"]) == 64
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    rewards = [line["rollout/raw_reward"] for line in lines if "rollout/raw_reward" in line]
-    assert len(rewards) == 2
-    if name == "digits_outside":  # a random model writes some digits, and no answers
-        assert all(0 < reward <= 3 for reward in rewards)
-
-
 def test_a_strangers_engine_trainer_launcher_and_command_are_used(
     outside: Outside, tiny: TinyRun, tmp_path: Path
 ) -> None:

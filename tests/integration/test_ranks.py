@@ -14,8 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from slime_core.config import Args
-from slime_core.launch.lock import sole_writer
 from tests.conftest import SLIME, Slime, TinyRun, without_start
 from tests.run_files import metrics
 
@@ -163,33 +161,6 @@ def test_why_tells_the_parent_and_every_rank(running: Any, tmp_path: Path, slime
     assert "launch/roles.py" in of["rank 1"]["stacks"]
     text = slime("why", waits.parent).stdout
     assert all(f"{role}  (pid {of[role]['pid']} on " in text for role in of)
-
-
-@SLOW
-def test_nothing_outlives_a_killed_command(running: Any) -> None:
-    process, below = running
-    process.kill()
-    assert psutil.wait_procs(below, timeout=60)[1] == []
-
-
-@SLOW
-@pytest.mark.parametrize("after", [0.0, 1.0, 3.0])
-def test_a_command_killed_while_its_ranks_start_leaves_no_orphan_and_no_lock(
-    two: Callable[..., list[str]], tmp_path: Path, after: float
-) -> None:
-    """They import for seconds, and know nothing yet."""
-    argv = [SLIME, "train", *two()]
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    parent, end = psutil.Process(process.pid), time.monotonic() + 120
-    while len(ranks_among(below := parent.children(recursive=True))) < 2:
-        assert process.poll() is None
-        assert time.monotonic() < end
-    time.sleep(after)  # the moment, not a wait for anything
-    process.kill()
-    process.wait()
-    assert psutil.wait_procs(below, timeout=30)[1] == []
-    with sole_writer(Args(run_dir=str(tmp_path / "run"))):
-        pass
 
 
 @pytest.mark.slow

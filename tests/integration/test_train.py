@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 import slime_core
-from tests.conftest import SLIME, TinyRun
+from tests.conftest import TinyRun
 from tests.run_files import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -81,25 +80,6 @@ def test_estimators_kl_and_filters_run(tiny: TinyRun, tmp_path: Path, slime) -> 
     assert last["rollout/groups_drawn"] >= 6
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        "dapo",
-        "rloo",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("dr_grpo", "gspo", "cispo", "max_rl")),
-        pytest.param("reinforce_plus_plus_baseline", marks=pytest.mark.slow),
-    ],
-)
-def test_every_estimator_trains(tiny: TinyRun, tmp_path: Path, slime, estimator: str) -> None:
-    save = tmp_path / "run"
-    slime("train", *tiny.argv(save, num_rollout=1, eval_interval=None, advantage_estimator=estimator))
-    (line,) = metrics(save)
-    assert line["train/grad_norm"] > 0
-    assert f"default of --advantage-estimator {estimator}" in (save / "config.yaml").read_text() or estimator not in (
-        "dr_grpo", "dapo", "reinforce_plus_plus_baseline"
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_a_greedy_baseline_survives_partial_rollouts_and_resume(tiny: TinyRun, tmp_path: Path, slime) -> None:
     flags = {
@@ -118,63 +98,6 @@ def test_a_greedy_baseline_survives_partial_rollouts_and_resume(tiny: TinyRun, t
         assert line["rollout/rewards"] == pytest.approx(
             line["rollout/raw_reward"] - line["rollout/greedy_baseline_reward"], abs=1e-6
         )
-
-
-def test_custom_advantage_function(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    (tmp_path / "adv.py").write_text(
-        "def advantage(args, rollout_data):\n"
-        "    parts = [r.expand(n).clone() for r, n in zip(rollout_data['rewards'], rollout_data['response_lengths'])]\n"
-        "    rollout_data['advantages'] = rollout_data['returns'] = [p * 0 + 0.5 for p in parts]\n"
-    )
-    flags = {"num_rollout": 1, "custom_advantage_function_path": tmp_path / "adv.py"}
-    slime("train", *tiny.argv(tmp_path / "run", **flags))
-    assert metrics(tmp_path / "run")[-1]["rollout/advantages"] == pytest.approx(0.5)
-
-
-GENERATE = """
-import httpx
-
-CLIENT = []
-
-async def post(url, payload):
-    if not CLIENT:
-        CLIENT.append(httpx.AsyncClient(timeout=60))
-    answer = await CLIENT[0].post(url, json=payload)
-    answer.raise_for_status()
-    return answer.json()
-
-async def generate(args, sample, sampling_params):
-    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-    output = await post(url, {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True})
-    pairs = output["meta_info"]["output_token_logprobs"]
-    sample.tokens = sample.tokens + [token for _, token, *_ in pairs]
-    sample.response_length += len(pairs)
-    sample.response += output["text"]
-    sample.rollout_log_probs = [log_prob for log_prob, *_ in pairs]
-    reason = output["meta_info"]["finish_reason"]["type"]
-    sample.status = sample.Status.TRUNCATED if reason == "length" else sample.Status.COMPLETED
-    return sample
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["in the loop", "in a worker"])
-def test_functions_written_for_thudm_slime(where: str, tiny: TinyRun, tmp_path: Path, slime) -> None:
-    """A generate function that posts to the router's address, and a reward that knows it, too."""
-    (tmp_path / "my_gen.py").write_text(GENERATE)
-    (tmp_path / "my_rm.py").write_text(
-        ("async " if where == "in the loop" else "")
-        + "def reward_func(args, sample, **kwargs):\n    return len(sample.response) / args.sglang_router_port\n"
-    )
-    flags = {
-        "num_rollout": 2,
-        "custom_rm_path": tmp_path / "my_rm.py",
-        "custom_generate_function_path": f"{tmp_path / 'my_gen.py'}:generate",
-    }
-    slime("train", *tiny.argv(tmp_path / "run", **flags))
-    last = metrics(tmp_path / "run")[-1]
-    assert last["rollout/failed_ratio"] == 0
-    assert last["train/train_rollout_logprob_abs_diff_max"] < 1e-4
 
 
 def test_train_py_takes_the_flags_of_thudm_slime(tiny: TinyRun, tmp_path: Path, program) -> None:
@@ -202,65 +125,3 @@ def test_rollout_and_eval_commands(tiny: TinyRun, tmp_path: Path, slime) -> None
     )  # fmt: skip
     assert "eval/held-pass@4" in done.stdout
     assert json.loads((tmp_path / "ev" / "eval.json").read_text())["metrics"]["eval/held"] == 0.0
-
-
-@pytest.mark.slow
-def test_sft_lowers_the_loss(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    from slime_commands.init import task
-
-    rows, _ = task.warmup_rows(task.split_problems()[0], seed=0)
-    data = tmp_path / "sft.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows[:256]))
-    save = tmp_path / "run"
-    slime(
-        "sft", "--hf-checkpoint", tiny.root / "model", "--prompt-data", data, "--input-key", "messages",
-        "--rollout-batch-size", 64, "--global-batch-size", 16, "--num-epoch", 2, "--lr", "2e-3", "--save", save,
-        "--save-interval", 100, "--num-threads", 1, "--lr-decay-style", "constant",
-    )  # fmt: skip
-    losses = [line["train/loss"] for line in metrics(save)]
-    assert len(losses) == 8
-    assert losses[-1] < 0.6 * losses[0]
-
-
-@pytest.mark.slow
-def test_training_against_a_served_engine(tiny: TinyRun, tmp_path: Path, slime, free_port: int) -> None:
-    """The same run with the engine in another process, behind HTTP."""
-    serve = [
-        SLIME,
-        "serve",
-        "--hf-checkpoint",
-        str(tiny.root / "model"),
-        "--port",
-        str(free_port),
-        "--num-threads",
-        "1",
-    ]
-    server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        assert str(free_port) in server.stdout.readline()
-        flags = {
-            "num_rollout": 2, "rollout_engine": "http", "rollout_external_engine_addrs": f"127.0.0.1:{free_port}",
-            "check_weight_update_equal": True,
-        }  # fmt: skip
-        slime("train", *tiny.argv(tmp_path / "http", **flags))
-    finally:
-        server.terminate()
-        assert server.wait(timeout=60) == 0
-    slime("train", *tiny.argv(tmp_path / "inline", num_rollout=2))
-    over_http, inline = metrics(tmp_path / "http"), metrics(tmp_path / "inline")
-    for first, second in zip(over_http, inline, strict=True):
-        of_servers = {name for name in first.keys() - second.keys() if not name.startswith("engine/")}
-        assert of_servers <= {"perf/update_weights_pause_time"}
-        if "rollout/raw_reward" in first:
-            assert first["rollout/raw_reward"] == pytest.approx(second["rollout/raw_reward"], rel=1e-4)
-
-
-def test_a_post_process_that_raises_is_named(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    (tmp_path / "pp.py").write_text("def post(args, samples):\n    return samples[0].nothing, []\n")
-    flags = {"custom_reward_post_process_path": tmp_path / "pp.py", "num_rollout": 1}
-    done = slime("train", *tiny.argv(tmp_path / "run", **flags), check=False)
-    assert done.returncode == 2
-    assert "--custom-reward-post-process-path (flag)" in done.stderr
-    assert "pp.py:2" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -118,12 +118,3 @@ def test_servers_of_ones_own_with_a_puller_beside_them(
     state = local_state(tmp_path / "local")
     assert state is not None
     assert state.version == max(versions_in(shared)) == 5
-
-
-@pytest.mark.slow
-def test_an_engine_without_pullers_takes_no_deltas(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    with process("serve", "--hf-checkpoint", tiny.root / "model", "--port", 0, starts="serving") as engine:
-        flags = {"rollout_engine": "http", "rollout_external_engine_addrs": engine.removeprefix("http://")}
-        done = slime("train", *tiny.argv(tmp_path / "run", **DELTA, **flags), check=False)
-    assert done.returncode == 2
-    assert "--update-weight-puller-addrs" in done.stderr

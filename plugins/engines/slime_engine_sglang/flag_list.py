@@ -33,7 +33,7 @@ from slime_engine_sglang.environment import CPU_STUBS, SERVER_DISTRIBUTION, find
 logger = logging.getLogger(__name__)
 
 SNAPSHOT = Path(__file__).resolve().parent / "flags_snapshot.json"
-"""Shipped list, written by scripts/snapshot_sglang_flags.py."""
+"""Shipped list, written by scripts/snapshot.py."""
 SERVER, ROUTER = "sglang_", "router_"
 """Prefixes of the attributes on `args`; the rest of the name is the field of ServerArgs or RouterArgs."""
 RENAMED: Mapping[str, str] = {

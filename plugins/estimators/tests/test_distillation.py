@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -22,11 +21,11 @@ from slime_core.errors import ConfigError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.launch.checks import check_component_settings
 from slime_core.launch.components import resolve_components
-from slime_core.learning.learner import Learner
 from slime_core.learning.loss import PolicyLoss
 from slime_core.sample import TrainBatch
 from slime_core.sample.provenance import TurnSpan
-from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args, make_batch
+from tests.toy_trainer import VOCAB, ToyTrainer, make_args, make_batch
+from tests.toy_trainer import learn as toy_learn
 
 torch.set_num_threads(1)
 V, BETA = 7, 0.3
@@ -65,10 +64,10 @@ def estimates(
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-@pytest.mark.parametrize("k", range(V + 1))
+@pytest.mark.parametrize("k", [0, 1, 3, V])
 def test_value_and_gradient_are_unbiased_at_every_truncation(name: str, k: int) -> None:
     """The mean over all tokens that an older policy may have sampled is the sum over the vocabulary."""
-    for seed in range(5):
+    for seed in range(2):
         logits, q, b = distributions(seed)
         leaf = logits.clone().requires_grad_()
         true = true_divergence(name, leaf.softmax(0), q)
@@ -80,17 +79,6 @@ def test_value_and_gradient_are_unbiased_at_every_truncation(name: str, k: int) 
         if k == V:
             values = estimates(logits, q, b, name, k)
             assert values.tolist() == pytest.approx([true.item()] * V, rel=1e-12), "without a tail"
-
-
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_the_mean_of_draws_is_within_its_confidence_interval(name: str) -> None:
-    logits, q, b = distributions(0)
-    true, generator, widths = true_divergence(name, logits.softmax(0), q).item(), torch.Generator().manual_seed(0), []
-    for k in (0, 2, 4):
-        drawn = estimates(logits, q, b, name, k)[torch.multinomial(b, 100_000, replacement=True, generator=generator)]
-        widths.append(3.3 * drawn.std().item() / math.sqrt(len(drawn)))  # 99.9%
-        assert abs(drawn.mean().item() - true) < widths[-1]
-    assert widths[0] > widths[1] > widths[2], "of these distributions; it need not be so of others"
 
 
 def test_the_bias_of_a_sum_over_the_likeliest_tokens() -> None:
@@ -108,7 +96,7 @@ def test_the_bias_of_a_sum_over_the_likeliest_tokens() -> None:
         assert found.abs().max() < 1e-12
         assert torch.autograd.grad(found.sum(), again)[0].abs().max() < 1e-12
     for name in DIVERGENCES:
-        for seed in range(20):
+        for seed in range(5):
             logits, q, b = distributions(seed)
             true = true_divergence(name, logits.softmax(0), q)
             bucket, drop = (estimates(logits, q, b, name, 3, tail)[0] for tail in ("bucket", "drop"))
@@ -145,21 +133,7 @@ def args_of(chosen: dict[str, Any] | None = None, **changes: Any) -> Any:
     return make_args(**{**given, "loss_type": "distillation", "plugins": {"distillation": chosen or {}}, **changes})
 
 
-def learn(
-    args: Any, batch: TrainBatch, world_size: int = 1, loss: Any = Distillation, lr: float = 1.0
-) -> tuple[dict[str, float], ToyTrainer]:
-    ranks = Ranks(world_size)
-    trainers = [ToyTrainer(rank, ranks, lr) for rank in range(world_size)]
-
-    def work(trainer: ToyTrainer) -> dict[str, float]:
-        estimator = EstimatorBase(args)
-        return Learner(args, trainer, estimator, loss(args, estimator)).train(batch.rollout_id, batch)
-
-    with ThreadPoolExecutor(world_size) as pool:
-        found = list(pool.map(work, trainers))
-    metrics = [{k: v for k, v in m.items() if not k.startswith("perf/")} for m in found]
-    assert all(m == metrics[0] for m in metrics)
-    return metrics[0], trainers[0]
+learn = partial(toy_learn, loss=Distillation)
 
 
 def unrewarded(rows: int = 8, **columns: Any) -> TrainBatch:

@@ -13,6 +13,14 @@ from slime_core import FilterDecision, Sample, SampleStatus, SlimeError, resolve
 from slime_core.config import Args
 from slime_core.errors import DataError
 
+EQUAL = [
+    ([0.0, 0.0, 0.0], False),
+    ([0.0, 1.0], True),
+    ([0.0, 1e-07], False),
+    ([0.5], True),
+    ([None, 1.0, 0.0], True),
+    ([None, None], False),
+]
 FILTERS = {
     "band": {
         "examples": [
@@ -28,28 +36,8 @@ FILTERS = {
         ]
     },
     "length": {"examples": [([0.0, 0.0], True), ([None, None], True)]},
-    "nonzero_std": {
-        "examples": [
-            ([0.0, 0.0, 0.0], False),
-            ([1.0, 1.0], False),
-            ([0.0, 1.0], True),
-            ([0.0, 1e-07], False),
-            ([0.5], True),
-            ([None, 1.0, 0.0], True),
-            ([None, None], False),
-        ]
-    },
-    "nonzero_std_with_fallback": {
-        "examples": [
-            ([0.0, 0.0, 0.0], False),
-            ([1.0, 1.0], False),
-            ([0.0, 1.0], True),
-            ([0.0, 1e-07], False),
-            ([0.5], True),
-            ([None, 1.0, 0.0], True),
-            ([None, None], False),
-        ]
-    },
+    "nonzero_std": {"examples": EQUAL},
+    "nonzero_std_with_fallback": {"examples": EQUAL},
 }
 
 
@@ -76,14 +64,8 @@ def test_the_mean_reward_may_be_what_counts(rewards: tuple[float, ...], kept: bo
 def test_what_passes_is_told() -> None:
     assert decide(0.5, 0.4, pass_reward=0.5)
     assert not decide(0.5, 0.4, pass_reward=0.4)
-
-
-def test_fallback() -> None:
     assert decide(0.0, fallback=True).keep_when_insufficient
     assert not decide(0.0).keep_when_insufficient
-
-
-def test_an_empty_band_is_refused() -> None:
     with pytest.raises(SlimeError, match=r"low 0\.9 is above high 0\.8"):
         decide(0.0, low=0.9)
 
@@ -119,14 +101,8 @@ def test_the_mean_length_has_bounds() -> None:
     assert decide_length(1, 4, min_mean=3.0).reason == "too_short"
     assert decide_length(1, 6, max_mean=3.0).reason == "too_long"
     assert decide_length(10**6)
-
-
-def test_fallback_of_lengths() -> None:
     assert decide_length(1, min_mean=3.0, fallback=True).keep_when_insufficient
     assert not decide_length(1, min_mean=3.0).keep_when_insufficient
-
-
-def test_bounds_that_leave_nothing_are_refused() -> None:
     with pytest.raises(SlimeError, match=r"min_mean 5\.0 is above max_mean 4\.0"):
         decide_length(1, min_mean=5.0, max_mean=4.0)
 

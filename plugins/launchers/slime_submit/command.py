@@ -44,6 +44,7 @@ modules beside them, --plugin-dir, YAML files. Models and data must be on the cl
   --job-id ID      ray: name of the job; by default Ray makes one
   --image IMAGE    k8s, skypilot: container image with slime in it
   --volume NAME:/PATH  k8s: a PersistentVolumeClaim, skypilot: a volume or bucket (s3://...), which has --directory
+  --env-from NAME  k8s: a Secret, skypilot: a variable, that the environment gets, such as a token; repeatable
   --nodes N        k8s, skypilot: number of nodes; by default --actor-num-nodes
   --gpus N         k8s: GPUs per node; skypilot: accelerators per node, such as H100:8
 
@@ -83,6 +84,7 @@ def _options(words: list[str]) -> tuple[Namespace, list[str]]:
     if to in ("k8s", "skypilot"):
         parser.add_argument("--image", required=to == "k8s")
         parser.add_argument("--volume", required=True)
+        parser.add_argument("--env-from", action="append", default=[])
         parser.add_argument("--nodes", type=int)
         parser.add_argument("--gpus", default="")
     own, rest = parser.parse_known_args(words)
@@ -147,9 +149,9 @@ def _manifest(own: Namespace, rest: list[str], words: list[str]) -> int:
     from slime_submit import manifests
     from slime_submit.folder import job_folder, make_job, run_places
 
-    submits = {"k8s": "kubectl create -f -", "skypilot": "sky jobs launch /dev/stdin"}[own.to]
+    submits = {"k8s": "kubectl create -f job.yaml", "skypilot": "sky jobs launch job.yaml"}[own.to]
     if not own.dry_run:
-        raise ConfigError(f"slime submit: --to {own.to} only writes YAML: type --dry-run, and pipe it to `{submits}`")
+        raise ConfigError(f"slime submit: --to {own.to} only writes YAML: type --dry-run, then `{submits}`")
     volume = manifests.Volume.of(own.volume)
     settings = _checked(words, check=not own.no_check, ray=(own.nodes or 1) > 1)
     for place in (Path(own.directory), *run_places(settings, own.directory)):
@@ -157,6 +159,7 @@ def _manifest(own: Namespace, rest: list[str], words: list[str]) -> int:
     job = manifests.Job(
         name=_name(settings), python=own.python, image=own.image, volume=volume, gpus=own.gpus,
         nodes=own.nodes or settings.args.actor_num_nodes, drain_timeout=settings.args.drain_timeout,
+        env_from=own.env_from,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="slime-job-") as name:
         folder = Path(name, job_folder(settings, own.directory).name)

@@ -2,7 +2,7 @@
 
 On one node the container runs `job`. On several, Ray runs on each of them, started by KubeRay or by the task's
 commands, and `job` on the first. A volume has the directory in which the run works, so that a job that starts again
-finds its commits. The schemas are those of Kubernetes 1.31, KubeRay 1.2 (ray.io/v1) and SkyPilot 0.10, or later.
+finds its commits. The schemas are those of Kubernetes 1.31, KubeRay 1.4 (ray.io/v1) and SkyPilot 0.10, or later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ _RETRIES = 3
 _WRONG = 2
 """Exit status for a wrong setting, with which another try would end, too."""
 _MARGIN_S = 30
+_GROUP = 1000
+"""Group that may write the volume: that of the images of `docker/`."""
 _RAY_PORT = 6479
 """Port of the task's own Ray; SkyPilot's has 6380."""
 
@@ -38,6 +40,11 @@ class Volume:
 
     name: str
     path: str
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it is object storage, which SkyPilot mounts."""
+        return "://" in self.name
 
     @classmethod
     def of(cls, text: str) -> Volume:
@@ -68,6 +75,8 @@ class Job:
     """GPUs of a node: a number, or for SkyPilot TYPE:NUMBER; empty: none."""
     nodes: int
     drain_timeout: float
+    env_from: Sequence[str] = ()
+    """Secrets of Kubernetes that become variables of the environment; for SkyPilot, the variables."""
 
     @property
     def command(self) -> list[str]:
@@ -90,8 +99,8 @@ def files(folder: Path) -> dict[str, str]:
             raise ConfigError(f"{name}: not text ({error}), and the job's YAML has the files in it") from error
         if hidden(found[name]) != found[name]:
             raise ConfigError(
-                f"{name} would have a secret of the settings in it; set it in the container instead, as a variable of"
-                " the environment"
+                f"{name} would have a secret of the settings in it; set it as a variable of the environment instead, by"
+                " --env-from NAME"
             )
     if (size := sum(len(text.encode()) for text in found.values())) > _LIMIT:
         raise ConfigError(f"the files that the settings name are {size} bytes, and a Secret has at most {_LIMIT}")
@@ -167,16 +176,28 @@ def _pod(job: Job, secret: str, items: list[dict[str, str]], container: str) -> 
         "image": job.image,
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in paths.items()],
     }
+    if job.env_from:
+        described["envFrom"] = [{"secretRef": {"name": name}} for name in job.env_from]
     if job.gpus:
         if not job.gpus.isdecimal():
             raise ConfigError(f"--gpus {job.gpus}: must be a number of GPUs per node")
         described["resources"] = {"limits": {"nvidia.com/gpu": job.gpus}}
     seconds = math.ceil(job.drain_timeout) + _MARGIN_S
-    return {"terminationGracePeriodSeconds": seconds, "containers": [described], "volumes": volumes}
+    return {
+        "terminationGracePeriodSeconds": seconds,
+        "securityContext": {"fsGroup": _GROUP, "fsGroupChangePolicy": "OnRootMismatch"},
+        "containers": [described],
+        "volumes": volumes,
+    }
 
 
 def skypilot(job: Job, contents: Mapping[str, str]) -> str:
-    """Return a task whose set-up writes the files."""
+    """Return a task whose set-up writes the files. Raises ConfigError."""
+    volume = job.volume
+    if volume.is_bucket and job.nodes > 1:
+        raise ConfigError(
+            f"--volume {volume.name}:{volume.path}: {job.nodes} nodes cannot share a bucket; name a volume of SkyPilot"
+        )
     setup = [f"mkdir -p {shlex.join(sorted({str(Path(FOLDER, path).parent) for path in contents}))}"]
     for path, text in contents.items():
         end = "END_OF_FILE"
@@ -184,13 +205,14 @@ def skypilot(job: Job, contents: Mapping[str, str]) -> str:
             end += "_"
         setup.append(f"cat > {shlex.quote(f'{FOLDER}/{path}')} <<'{end}'\n{text.rstrip(chr(10))}\n{end}")
     resources = {"accelerators": job.gpus, "image_id": f"docker:{job.image}" if job.image else ""}
-    name, path = job.volume.name, job.volume.path
-    bucket = {"file_mounts": {path: {"source": name, "mode": "MOUNT"}}}
+    # A file of a bucket can be appended to in this mode only, as a run does.
+    bucket = {"file_mounts": {volume.path: {"source": volume.name, "mode": "MOUNT_CACHED"}}}
     task: dict[str, Any] = {
         "name": _dns(job.name),
         "num_nodes": job.nodes,
         "resources": {key: value for key, value in resources.items() if value},
-        **(bucket if "://" in name else {"volumes": {path: name}}),
+        **({"secrets": dict.fromkeys(job.env_from)} if job.env_from else {}),
+        **(bucket if volume.is_bucket else {"volumes": {volume.path: volume.name}}),
         "setup": "\n".join(setup) + "\n",
         "run": _sky_commands(job),
     }

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from slime_submit.command import run
 
+from slime_core.errors import ConfigError
+
 RUN = ["--hf-checkpoint=m", "--prompt-data=d.jsonl", "--num-rollout=1", "--rollout-batch-size=1"]
 RUN += ["--rollout-max-response-len=4", "--custom-rm-path=rm.py:reward", "--drain-timeout=100"]
 OWN = ["--dry-run", "--no-check", "--directory=/data/work", "--image=me/slime:1"]
@@ -54,7 +56,7 @@ def check(value: Any, kind: str, where: str) -> None:
 
 def test_a_job(printed: Any) -> None:
     pytest.importorskip("kubernetes")
-    secret, job = printed("--to=k8s", "--volume=claim:/data", "--gpus=8")
+    secret, job = printed("--to=k8s", "--volume=claim:/data", "--gpus=8", "--env-from=tokens")
     check(secret, "V1Secret", "secret")
     check(job, "V1Job", "job")
     with pytest.raises(AssertionError, match=r"job\.spec\.retries is no field of V1JobSpec"):
@@ -63,7 +65,9 @@ def test_a_job(printed: Any) -> None:
     assert job["metadata"]["name"].startswith("my-run-")
     pod = job["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > 100, "longer than a drain"
+    assert pod["securityContext"]["fsGroup"] == 1000, "the user of the images writes the volume"
     [container] = pod["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "tokens"}}]
     assert container["command"] == ["python", "-m", "slime_submit.job", "/tmp/slime-job"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     assert [rule["action"] for rule in job["spec"]["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore"]
@@ -97,10 +101,15 @@ def test_a_ray_job(printed: Any) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_task_of_skypilot(nodes: int, printed: Any, tmp_path: Path) -> None:
-    [task] = printed("--to=skypilot", "--volume=s3://bucket:/data", "--gpus=H100:8", f"--nodes={nodes}")
-    assert {*task} == {"name", "num_nodes", "resources", "file_mounts", "setup", "run"}
+    volume = "s3://bucket:/data" if nodes == 1 else "disk:/data"
+    [task] = printed("--to=skypilot", f"--volume={volume}", "--gpus=H100:8", f"--nodes={nodes}", "--env-from=HF_TOKEN")
+    mounted = {"file_mounts"} if nodes == 1 else {"volumes"}
+    assert {*task} == {"name", "num_nodes", "resources", "secrets", "setup", "run"} | mounted
+    assert task["secrets"] == {"HF_TOKEN": None}
     assert task["resources"] == {"accelerators": "H100:8", "image_id": "docker:me/slime:1"}
-    assert task["file_mounts"] == {"/data": {"source": "s3://bucket", "mode": "MOUNT"}}
+    bucket = {"/data": {"source": "s3://bucket", "mode": "MOUNT_CACHED"}}  # MOUNT cannot append
+    assert task.get("file_mounts", bucket) == bucket
+    assert task.get("volumes", {"/data": "disk"}) == {"/data": "disk"}
     assert task["num_nodes"] == nodes
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n"], input=task[part], text=True, check=True, timeout=60)
@@ -117,5 +126,8 @@ def test_a_task_of_skypilot(nodes: int, printed: Any, tmp_path: Path) -> None:
     import jsonschema
 
     jsonschema.validate(task, get_task_schema())
-    [again] = printed("--to=skypilot", "--volume=disk:/data")
-    jsonschema.validate(again, get_task_schema())
+
+
+def test_nodes_cannot_share_a_bucket(printed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"--volume s3://bucket:/data: 2 nodes cannot share a bucket; name a volume"):
+        printed("--to=skypilot", "--volume=s3://bucket:/data", "--nodes=2")

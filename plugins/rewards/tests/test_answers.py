@@ -7,15 +7,15 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_rewards.dapo import TAIL, find_answer, normalized, score
 from slime_rewards.dapo import reward as dapo_reward
 from slime_rewards.deepscaler import equal
 from slime_rewards.deepscaler import normalized as deepscaler_normalized
 from slime_rewards.deepscaler import reward as deepscaler_reward
-from slime_rewards.exact import last_boxed, reward
-from slime_rewards.f1 import f1_score, normalized_tokens
+from slime_rewards.exact import reward
+from slime_rewards.f1 import f1_score
 from slime_rewards.f1 import reward as f1_reward
 from slime_rewards.gpqa import chosen_letter
 from slime_rewards.gpqa import reward as gpqa_reward
@@ -23,22 +23,6 @@ from slime_rewards.gpqa import reward as gpqa_reward
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args
 from tests.sweeps import sweep
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"\boxed{85}", "85"),
-        (r"7+8=15 \boxed{85}<|end|>", "85"),
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{}", ""),
-        (r"\boxed{85", None),
-        (r"\boxed{1} then \boxed{2", None),
-    ],
-)
-def test_last_boxed(text: str, expected: str | None) -> None:
-    assert last_boxed(text) == expected
 
 
 def test_a_truncated_response_has_no_final_answer() -> None:
@@ -59,27 +43,19 @@ def test_labels_of_other_types() -> None:
     "response, label, expected",
     [
         (r"\boxed{42}", 42.0, 1.0),
-        ("42", 42.0, 1.0),
         ("42.0", 42, 1.0),
-        ("1,000", 1000, 1.0),
         ("42", "42.0", 0.0),  # texts are compared as texts
         ("43", 42.0, 0.0),
         ("0.5", 0.5, 1.0),
         ("1", True, 0.0),
         (r"\boxed{7}", r"so $\fbox{7}$.", 1.0),
         (r"\boxed{7}", r"so $\boxed 7$.", 1.0),
-        (r"\boxed {7}", r"so $\boxed {7}$.", 1.0),
         ("Rome", ["Paris", "rome"], 1.0),
-        ("Oslo", ["Paris", "rome"], 0.0),
         ("2", [1, 2.0], 1.0),
     ],
 )
 def test_labels_by_value_by_box_and_any_of_a_list(response: str, label: object, expected: float) -> None:
     assert reward(None, Sample(response=response, label=label)) == expected
-
-
-def test_normalisation() -> None:
-    assert normalized_tokens("The  Quick, brown fox's -- an A!") == ["quick", "brown", "foxs"]
 
 
 @pytest.mark.parametrize(
@@ -88,18 +64,12 @@ def test_normalisation() -> None:
         ("the brown fox", "a quick brown fox", 0.8),
         ("fox fox", "fox", 2 / 3),
         ("fox", "fox fox fox", 0.5),
-        ("b a", "a b", 1.0),
         ("", "fox", 0.0),
-        ("the", "the", 1.0),
         ("", "", 1.0),
-        ("fox", "", 0.0),
         ("-42", "42", 0.0),
-        ("35", "3.5", 0.0),
-        ("", "A", 0.0),
         ("A", "A", 1.0),
         ("C A", "C", 0.0),
         ("noanswer", "noanswer", 1.0),
-        ("noanswer here", "noanswer", 0.0),
     ],
 )
 def test_f1(prediction: str, label: str, expected: float) -> None:
@@ -110,17 +80,13 @@ def test_f1(prediction: str, label: str, expected: float) -> None:
     "response, label, expected",
     [
         ("42", 42.0, 1.0),
-        ("42", 42, 1.0),
         ("42", 42.5, 0.0),
-        ("42.5", 42.5, 1.0),
         ("\u201cParis\u201d", "Paris", 1.0),
         ("\u300cParis\u300d\u3002", "Paris", 1.0),
         ("\u2212" + "3", "-3", 1.0),
         ("Rome", ["Paris", "Rome"], 1.0),
         ("in Rome", ["Paris", "Rome"], 2 / 3),
-        ("Rome", [], 0.0),
         ("", [], 1.0),
-        ("Rome", "", 0.0),
         ("true", True, 1.0),
     ],
 )
@@ -128,38 +94,23 @@ def test_labels_that_are_no_text_and_marks_that_are_not_ascii(response: str, lab
     assert f1_reward(None, Sample(response=response, label=label)) == pytest.approx(expected)
 
 
-@settings(deadline=None)
-@given(st.text(), st.text())
-def test_always_a_fraction_and_symmetric(prediction: str, label: str) -> None:
-    found = f1_score(prediction, label)
-    assert 0.0 <= found <= 1.0
-    assert found == pytest.approx(f1_score(label, prediction))
-
-
 @sweep(
     "text, expected",
     [
         ("1,234,567", "1234567"),
-        ("100 dollars", "100"),
         ("42<|im_end|>", "42"),
-        ("42</s>", "42"),
         ("  42. ", "42"),
         ("x = 5", "5"),
         (r"\text{yes}", "yes"),
         (r"\frac12", r"\frac{1}{2}"),
-        (r"\dfrac{1}{2}", r"\frac{1}{2}"),
         (r"\sqrt3", r"\sqrt{3}"),
         (r"45^\circ", "45"),
-        (r"50\%", "50"),
         ("007", "7"),
         ("42.0", "42"),
         ("4.20", "4.20"),
         ("1,2", "1,2"),
-        ("(1, 2)", "(1,2)"),
         ("12{,}345", "12345"),
-        ("-3", "-3"),
         ("meters", ""),
-        ("gamma", "gamma"),
     ],
 )
 def test_normalised(text: str, expected: str) -> None:
@@ -176,27 +127,19 @@ def test_normalised(text: str, expected: str) -> None:
         ("Answer: $34$", 34.0, True, "34"),
         (r"Answer: \boxed{34}", "34", True, "34"),
         ("Answer: Paris", "Paris", True, "Paris"),
-        ("Answer: x+1", "x + 1", True, "x+1"),
         ("34", "34", False, "[INVALID]"),
-        (r"\boxed{34}", "34", False, "[INVALID]"),
         ("Answer:", "34", False, "[INVALID]"),
         ("Answer: .", ".", False, ""),
         ("Answer: 34", ["33", 34.0], True, "34"),
-        ("Answer: 34", '["34"]', True, "34"),
         ("Answer: true", True, True, "true"),
         ("Answer: not $34$", "34", False, "not34"),
         (r"Answer: anything but \boxed{34}", "34", False, r"anythingbut\boxed{34}"),
         ("Answer: $34$ or $35$", "34", False, "34or35"),
-        ("Answer: $34$, $35$", "34", False, "34,35"),
-        ("Answer: $34$ is wrong", "34", False, "34iswrong"),
         ("Answer: The answer is $34$.", "34", True, "34"),
         ("Answer: 5 = 4", "4", False, "4"),
-        ("Answer: 2 + 2 = 4", "4", True, "4"),
         ("Answer: 1 1/2", "11/2", False, "1~1/2"),
-        ("Answer: 4 5", "45", False, "4~5"),
         (r"Answer: 4\,5", "45", False, "4~5"),
         ("Answer: 1 000 cm", "1000", True, "1000"),
-        ("Answer: True or False", "True or False", True, "TrueorFalse"),
     ],
 )
 def test_score(response: str, label: Any, correct: bool, pred: str) -> None:
@@ -222,16 +165,11 @@ def test_a_mapping_only_for_those_who_read_it() -> None:
     ("text", "expected"),
     [
         (r"\frac12", r"\frac{1}{2}"),
-        (r"\frac{1}2", r"\frac{1}{2}"),
-        (r"\tfrac{1}{2}", r"\frac{1}{2}"),
         ("0.5", r"\frac{1}{2}"),
-        (".5", r"\frac{1}{2}"),
         (r"45^\circ", "45"),
-        (r"45^{\circ}", "45"),
         ("3/4", r"\frac{3}{4}"),
         (r"\sqrt3", r"\sqrt{3}"),
         ("x = 5", "5"),
-        (r"\$5", "5"),
         (r"50\%", "50"),
         (r"5\text{ cm}^2", "5"),
         (r"\text{Paris}", "Paris"),
@@ -250,35 +188,24 @@ def test_spelling(text: str, expected: str) -> None:
     [
         ("x+1", "1+x", True),
         (r"\frac{2}{4}", r"\frac{1}{2}", False),
-        ("2/4", "1/2", False),
         (r"\sqrt{8}", r"2\sqrt{2}", True),
-        ("(x+1)^2", "x^2+2x+1", True),
         ("(1,2)", "(1, 2)", True),
-        ("(2,1)", "(1,2)", False),
         ("(1,2]", "(1,2)", False),
         (r"(1,\sqrt{4})", "(1,2)", True),
-        ("3", "2", False),
         ("2.0001", "2", False),
         ("", "2", False),
-        ("2", "", False),
         ("", "", False),
         ("Paris", "Paris", True),
-        ("paris", "Paris", True),
         ("1 or 2", "1, 2", True),
-        ("1, 2, and 3", "1,2,3", True),
         (r"\{1,2\}", "{1,2}", True),
         (r"5\text{ is wrong}", "5", False),
-        (r"5\text{ or not}", "5", False),
         (r"not 5", "5", False),
         ("5 = 4", "4", False),
         ("2^{40} 3^{20}", r"3^{20} 2^{40}", True),
-        ("x^8 x^7 + x^{6} x^5", "x^{11} + x^{15}", True),
-        ("{5}", "5", True),
         (r"\phantom{5}", "5", False),
         ("5_{7}", "5", False),
         ("12", "12_5", True),
         ("1 1/2", "11/2", False),
-        ("4 5", "45", False),
         (r"4\,5", "45", False),
         ("1 000", "1000", True),
     ],
@@ -290,13 +217,11 @@ def test_equality(answer: str, label: str, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("response", "label", "expected"),
     [
-        (r"<think>a</think>\boxed{7}", 7, 1.0),
         (r"<think>a</think>\boxed{7}", 7.0, 1.0),
         (r"<think>a</think>\boxed{7}", ["8", "7"], 1.0),
         (r"<think>a</think> 7", "7", 0.0),
         (r"<think>\boxed{7}", "7", 0.0),
         (r"###Response\boxed{1} ###Response \boxed{7}", "7", 1.0),
-        (r"</think>\boxed{1}</think>\boxed{7}", "7", 1.0),
         (r"</think>\boxed{7}</think>", "7", 0.0),
     ],
 )
@@ -308,12 +233,9 @@ def test_markers_and_labels(response: str, label: Any, expected: float) -> None:
     "bomb",
     [
         "9^{9^{9}}",
-        "9^9^9",
         "2^{99999}",
         "99999!",
         "(9!)!",
-        "9**9**9",
-        "10!!",
         "x" * 5000,
         " " * 20_000 + "5 6",
         "1E99999",
@@ -340,85 +262,51 @@ def test_odd_mathematics_never_raises(text: str) -> None:
     "response, expected",
     [
         ("The answer is B", "B"),
-        ("the answer is: (C)", "C"),
-        ("Answer: D", "D"),
         ("**Answer:** **D**", "D"),
         ("My choice is A.", "A"),
-        ("option is [B]", "B"),
         ("B is the correct option", "B"),
-        ("(C) is correct", "C"),
-        ("A is correct", "A"),
         ("A because of the mass", "A"),
-        ("Final answer: D", "D"),
         ("final answer D", "D"),
-        (r"\boxed{A}", "A"),
         (r"\boxed{\text{C}}", "C"),
         (r"$\boxed{\mathrm{C}}$", "C"),
-        ("I choose option B", "B"),
         ("A, B or C? I say C", "C"),
         ("I think A dog would do", None),
-        ("Z", None),
         ("The answer is Z, so D", "D"),
-        ("the answer is beautiful", None),
         ("DNA and RNA", None),
         ("", None),
         ('Some say "B", but I do not know.', None),
         ("Which?\nA) one\nB) two\nC) three", None),
         ("A) one\nB) two\nSo C", "C"),
         ("Answer: not B", None),
-        ("B is wrong", None),
         ("Die Antwort ist nicht B.", None),
-        ("B ist falsch.", None),
         ("La réponse n'est pas B", None),
-        ("B est faux", None),
-        ("No es B", None),
         ("Nicht B, sondern C", "C"),
         ("B is not correct, so C", "C"),
-        ("The answer is not B but C", "C"),
         ("I would not choose B.", None),
-        ("It isn't (B).", None),
         ("Rule out B. D", "D"),
         ("answer: b", "B"),
-        ("the answer is (b)", "B"),
-        ("b", "B"),
         ("(b).", "B"),
-        (r"\boxed{b}", "B"),
-        ('"B"', "B"),
         ("\u201cB\u201d.", "B"),
-        ('Some say "B"', None),
         ("the answer is a", "A"),
         ("the answer is a muon", None),
-        ("the answer is e.g. nothing", None),
         ("The answer is B or C", None),
-        ("Answer: A, B, C, D", None),
         ("(A) or (B)", None),
         ("The answer is B, C is wrong", "B"),
         ("The answer is B. No, the answer is C.", "C"),
-        ("The answer is B. Wait, that is wrong.", None),
         ("The answer cannot be B", None),
         ("Answer: everything but B", None),
-        ("Answer: other than B", None),
         ("Answer: not necessarily B", None),
-        ("I doubt the answer is B", None),
         ("It's not the case that the answer is B", None),
         ("Answer: B can be excluded", None),
         ("B? No.", None),
         ("Answer: ~~B~~", None),
-        ("<del>B</del>", None),
         (r"\cancel{B}", None),
-        (r"\boxed{\neg B}", None),
         (r"\boxed{B \lor C}", None),
-        ("The answer is B (or C)", None),
         ("The answer is B. Or C.", None),
-        ("Answer: option B or option C", None),
-        ("Answer: B as well as C", None),
-        ("Answer: B oder C", None),
         ("Answer: B\u6216C", None),
         ("\u7b54\u6848\u4e0d\u662fB", None),
-        ("Answer: B. Actually, it's C", None),
         ("Answer: B\nCorrection: C", None),
         ("\uff22", "B"),
-        ("The answer is B, not C.", "B"),
         ("It is not A, so the answer is B", "B"),
     ],
 )
@@ -441,26 +329,18 @@ CHOICES = ["an electron", "a muon", "the tau", "a quark"]
     [
         ("<think>The answer is A</think> B", "B", {}, 1.0),
         ("Answer: B", "A", {"correct_letter": "B"}, 1.0),
-        ("Answer: B", " b ", {}, 1.0),
         ("Answer: B", "(B)", {}, 1.0),
         ("Answer: C", 2, {}, 1.0),
-        ("Answer: C", 2.0, {}, 1.0),
         ("Answer: C", "2", {}, 1.0),
-        ("Answer: C", ["C"], {}, 1.0),
         ("Answer: B", "A muon.", {"choices": CHOICES}, 1.0),
         ("Answer: C", "A muon.", {"choices": CHOICES}, 0.0),
         ("Answer: B", "a muon", {"choices": dict(zip("ABCD", CHOICES))}, 1.0),
         ("surely a Muon!", "B", {"choices": CHOICES}, 1.0),
-        ("surely a quark!", "B", {"choices": CHOICES}, 0.0),
-        ("surely a muon!", None, {"correct_answer": "a muon"}, 1.0),
         ("surely a muon!", None, {"answer_text": "muon"}, 1.0),
         ("it is not a muon", None, {"correct_answer": "a muon"}, 0.0),
         ("a muon. Or a quark, or the tau, or an electron", "B", {"choices": CHOICES}, 0.0),
-        ("a muon or a kaon", None, {"correct_answer": "a muon"}, 0.0),
         ("0.15", "-15", {}, 0.0),
-        ("it is -15", "-15", {}, 1.0),
         ("a muon, a kaon", None, {"correct_answer": "a muon"}, 0.0),
-        ("Is it a muon?", None, {"correct_answer": "a muon"}, 0.0),
         ("anything but a muon", None, {"correct_answer": "a muon"}, 0.0),
         ("I first thought of a muon.\nA kaon.", None, {"correct_answer": "a muon"}, 0.0),
         ("surely amuon!", "muon", {}, 0.0),

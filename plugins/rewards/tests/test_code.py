@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import asyncio
 import time
 from functools import partial
@@ -8,15 +7,12 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from slime_rewards.code import Options, extract_program, reward, sandbox_limits
 from slime_rewards.code.cases import read_tests, same_output, same_value
 from slime_rewards.code.runs import run_program
 
 from slime_core import Sample
 from slime_core.config import Args
-from slime_core.errors import ConfigError
 
 ADD = "def add(a, b):\n    return a + b"
 ENDS = """
@@ -56,21 +52,15 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         (ADD, "def check(f):\n    assert f(1, 2) == 3", {"entry_point": "add"}, 1.0),
         slow(ADD, "def check(f):\n    assert f(1, 2) == 4", {"entry_point": "add"}, 0.0),
         slow(ADD, ["assert add(ONE, 2) == 3"], {"setup": "ONE = 1"}, 1.0),
-        slow(ADD, '["assert add(1, 2) == 3"]', {}, 1.0),
-        slow(ADD, None, {"tests": ["assert add(1, 2) == 3"]}, 1.0),
         (SUM, {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}, {}, 1.0),
         slow(SUM, '{"inputs": ["1 2"], "outputs": ["4"]}', {}, 0.0),
-        slow(SUM, [{"input": "1 2", "output": "3", "testtype": "stdin"}], {}, 1.0),
         (ADD, {"inputs": [[1, 2], [3, 4]], "outputs": [3, [7]], "fn_name": "add"}, {}, 1.0),
         slow(ADD, {"inputs": [[1, 2]], "outputs": [4], "fn_name": "add"}, {}, 0.0),
         (ADD, [{"input": "1\n2", "output": "3", "testtype": "functional"}], {"func_name": "add"}, 1.0),
         ("class Solution:\n    def f(self, x):\n        return (x, x)", {"inputs": [[1]], "outputs": [[1, 1]]},
          {"func_name": "f"}, 1.0),
-        slow("import sys\nif __name__ == '__main__':\n    print(sys.stdin.read().upper())",
-             {"inputs": ["ab\u00e9"], "outputs": ["AB\u00c9"]}, {}, 1.0),
         slow("import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int", "assert P(1) == P(1) != P(2)", {},
              1.0),
-        slow("raise SystemExit", {"inputs": [""], "outputs": [""]}, {}, 1.0),
         slow("class Solution:\n    def product(self, a: List[int]) -> Optional[int]:\n        heapify(a)\n"
              "        return reduce(mul, a)",
              [{"input": "[2, 7]", "output": "14", "testtype": "functional"}], {"func_name": "product"}, 1.0),
@@ -80,9 +70,6 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow("import io, sys\nbuffer = io.StringIO()\nsys.stdout = buffer\nimport atexit\n"
              "atexit.register(lambda: sys.__stdout__.write(buffer.getvalue()))\nprint(7)",
              {"inputs": [""], "outputs": ["7"]}, {}, 1.0),
-        slow("n = int(input())\nprint(n + 1)",
-             {"inputs": ["1" + "0" * 5000], "outputs": ["1" + "0" * 4999 + "1"]}, {}, 1.0),
-        slow("print(10**5000)", {"inputs": [""], "outputs": [10**5000]}, {}, 1.0),
         slow("def f(n):\n    return n + 1",
              {"inputs": [[10**5000]], "outputs": [10**5000 + 1], "fn_name": "f"}, {}, 1.0),
         slow("def f(n):\n    return 10**5000",
@@ -92,12 +79,8 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
              {"func_name": "f"}, 1.0),
         ("def f(x):\n    return x + 1",
          [{"fn_name": "f", "input": [3], "output": 4, "type": "function_call"}], {}, 1.0),
-        slow("def f(x):\n    return x * 2",
-             {"test_cases": [{"fn_name": "f", "input": ["ab"], "output": "abab", "type": "function_call"}]}, {}, 1.0),
-        slow(SUM, [{"input": "1 2", "output": "3", "type": "stdin_stdout"}], {}, 1.0),
         slow(SUM, {"input_output": '{"inputs": ["1 2"], "outputs": ["3"]}'}, {}, 1.0),
         slow("def f(x):\n    return x + 1", "['assert f(1) == 2', 'assert f(2) == 3']", {}, 1.0),
-        slow("print('x' * 1_600_000)", {"inputs": [""], "outputs": ["x" * 1_600_000]}, {}, 1.0),
         slow("def f():\n    return 'x' * 1_600_000",
              {"inputs": [[]], "outputs": ["x" * 1_600_000], "fn_name": "f"}, {}, 1.0),
         ("print(3)\nraise SystemExit(1)", {"inputs": [""], "outputs": ["3"]}, {}, 0.0),
@@ -134,18 +117,11 @@ def test_tests_of_no_form_are_the_data_sets_fault(label: Any, metadata: dict[str
         score(ADD, label, **metadata)
 
 
-def test_as_a_term_of_a_sum_in_a_worker() -> None:
-    """Where an event loop runs already."""
-
+def test_it_scores_where_an_event_loop_runs_already() -> None:
     async def scored() -> float:
         return score(ADD, "assert add(1, 2) == 3")
 
     assert asyncio.run(scored()) == 1.0
-
-
-def test_wrong_options() -> None:
-    with pytest.raises(ConfigError, match=r"plugins\.code\.score 'most'"):
-        score(ADD, "assert True", {"score": "most"})
 
 
 @pytest.mark.parametrize(
@@ -153,11 +129,9 @@ def test_wrong_options() -> None:
     [
         ("```python\na\n```\n```py\nb\n```", "b\n"),
         ("```\na\n```\nthen\n```python\nb\n```\nand\n```\nc\n```", "b\n"),
-        ("```\na\n```", "a\n"),
         ("```bash\nls\n```", None),
         ("```python\nx = '```'\n```", "x = '```'\n"),
         ("```python\nnever closed", None),
-        ("```python\n\n```", None),
         ("```python\r\na\r\n```", "a\n"),
         ("a", None),
     ],
@@ -170,14 +144,10 @@ def test_extract_program(response: str, expected: str | None) -> None:
     ("found", "expected", "equal"),
     [
         ("1\n2\n", "1 \n2", True),
-        ("1 2", "1\n2", False),
         ("0.3333333", "0.33333333", True),
         ("0.34", "0.33", False),
         ("1.0", "1", True),
-        ("10", "1e1", False),
-        ("Yes", "yes", False),
         ("nan", "nan.0", False),
-        ("", "", True),
     ],
 )
 def test_same_output(found: str, expected: str, equal: bool) -> None:
@@ -295,16 +265,6 @@ def test_large_input_and_output_do_not_block_each_other() -> None:
     text = "x" * 3_000_000
     program = "import sys\nfor line in sys.stdin: sys.stdout.write(line)"
     assert ran(program, text, max_output_kb=4000, max_file_mb=16) == text
-
-
-@given(st.text())
-def test_tests_as_text_are_read(text: str) -> None:
-    try:
-        assert len(read_tests(text, {})) == 1 or text[:1] in "[{"
-    except ValueError:
-        return
-    calls = ast.walk(ast.parse(text if text[:1] not in "[{" else "x()"))
-    assert any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in calls)
 
 
 @pytest.mark.parametrize("text", ["42", "hello", "x = 1", "assert", "def f(:", "", "pass", '["42"]', '["x == 1"]'])

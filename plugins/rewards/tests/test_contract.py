@@ -31,9 +31,6 @@ REWARDS = {
         "examples": [
             ("1+1=", "so Answer: 2", "2", 1.0),
             ("1+1=", "so Answer: 3", "2", -1.0),
-            ("1+1=", "2", "2", -1.0),
-            ("1+1=", "Answer: \\boxed{x+1}", "x+1", 1.0),
-            ("capital?", "Answer: Paris", "Paris", 1.0),
         ]
     },
     "dapo: with key": {
@@ -44,39 +41,25 @@ REWARDS = {
         "examples": [
             ("1+1=", "<think>hm</think> so \\boxed{2}", "2", 1.0),
             ("1+1=", "<think>\\boxed{2}</think> so 2", "2", 0.0),
-            ("1+1=", "\\boxed{2}", "2", 0.0),
-            ("1+1=", "###Response \\boxed{2}", "\\boxed{2}", 1.0),
-            ("", "</think>\\boxed{x+1}", "1+x", 1.0),
         ]
     },
     "exact": {
         "examples": [
             ("1+1=", "\\boxed{2}", "2", 1.0),
-            ("1+1=", "\\boxed{3} no, \\boxed{2}", 2, 1.0),
             ("1+1=", "\\boxed{2} no, \\boxed{3}", "2", 0.0),
-            ("1+1=", " 2\n", "2", 1.0),
-            ("capital?", "PARIS", "Paris", 1.0),
             ("1+1=", "it is 2", "2", 0.0),
-            ("1+1=", "\\boxed{2", "2", 0.0),
         ]
     },
     "f1": {
         "examples": [
             ("who?", "the brown fox", "a quick brown fox", 0.8),
             ("who?", "The Quick, brown fox!", "quick brown fox", 1.0),
-            ("really?", "yes", "Yes.", 1.0),
-            ("really?", "yes it is", "yes", 0.0),
-            ("really?", "no", "no way", 0.0),
-            ("who?", "cat", "dog", 0.0),
         ]
     },
     "gpqa": {
         "examples": [
             ("Which?", "<think>A or B</think>The answer is (B).", "B", 1.0),
             ("Which?", "The answer is (B).", "C", 0.0),
-            ("Which?", "So it must be D", "D", 1.0),
-            ("Which?", "The answer is C", 2, 1.0),
-            ("Which?", "it is the muon", "muon", 1.0),
         ]
     },
     "ifbench": {
@@ -85,16 +68,13 @@ REWARDS = {
             ("write", "no comma here", NO_COMMA, 1.0),
             ("write", "a comma, here", NO_COMMA, 0.0),
             ("write", "The ship left for the sea.", BOTH, 1.0),
-            ("write", "The ship left.", BOTH, 0.0),
         ],
     },
     "length_penalty": {
         "args": {"rollout_max_response_len": 10},
         "examples": [
             ("?", "x" * 8, "", 0.0),
-            ("?", "x" * 9, "", -0.5),
             ("?", "x" * 10, "", -1.0),
-            ("?", "x" * 99, "", -1.0),
         ],
     },
     "length_penalty: cosine": {
@@ -110,14 +90,6 @@ REWARDS = {
         "examples": [("1+1=", "2", "2", {"score": 1.5, "exact": 1.0, "f1": 1.0})],
     },
 }
-
-
-@pytest.mark.slow  # the same paths; test_judge.py asks for fractions
-class TestFractionOfCode(RewardContract):
-    component = "code"
-    label = "assert add(1, 2) == 3"
-    args = {"plugins": {"code": {"score": "fraction"}}}
-    examples = [("add", RIGHT, ["assert add(1, 2) == 3", "assert add(0, 0) == 1"], 0.5)]
 
 
 def judge(asked: Asked) -> dict[str, object]:

@@ -27,14 +27,11 @@ def args(url: str | None, name: str = "remote", **options: Any) -> Args:
     return Args(rm_url=url, rm_timeout=10.0, reward_key=None, plugins={name: options})
 
 
-def test_what_is_sent_and_what_comes_back() -> None:
+def test_what_is_sent_and_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedService(lambda asked: 0.25) as service:
         assert asyncio.run(Remote(args(service.url))(args(None), SAMPLE)) == 0.25
     assert service.asked[0].body == {"prompt": SAMPLE.prompt, "response": "2", "label": 2}
     assert "authorization" not in service.asked[0].headers
-
-
-def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RM_KEY", "secret")
     with ScriptedService(lambda asked: 1) as service:
         made = RemoteRm(args(service.url, "remote_rm", api_key_env="RM_KEY", include=["metadata", "index", "status"]))
@@ -42,18 +39,15 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = service.asked[0]
     assert asked.headers["authorization"] == "Bearer secret"
     assert (asked.body["metadata"], asked.body["index"], asked.body["status"]) == ({"k": "v"}, 7, "pending")
+    monkeypatch.delenv("RM_KEY")
+    with pytest.raises(ConfigError, match=r"plugins\.remote_rm\.api_key_env 'RM_KEY'.*export RM_KEY"):
+        RemoteRm(args("http://x", "remote_rm", api_key_env="RM_KEY"))
 
 
-@pytest.mark.parametrize("url", [None, "", "localhost:80"])
+@pytest.mark.parametrize("url", [None, "localhost:80"])
 def test_an_address_is_needed_before_the_run_starts(url: str | None) -> None:
     with pytest.raises(ConfigError, match=r"--rm-url .*: reward 'remote' asks a service; type --rm-url http://"):
         RewardCaller(resolve("rewards", "remote"), args(url))
-
-
-def test_a_key_is_needed_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RM_KEY", raising=False)
-    with pytest.raises(ConfigError, match=r"plugins\.remote_rm\.api_key_env 'RM_KEY'.*export RM_KEY"):
-        RemoteRm(args("http://x", "remote_rm", api_key_env="RM_KEY"))
 
 
 def test_a_mapping_goes_with_a_key_and_anything_else_is_refused() -> None:
@@ -84,21 +78,14 @@ def post(client: JsonClient, url: str, timeout: float | None = 10.0) -> Any:
     return asyncio.run(client.post(url, {"x": "\u00e9"}, headers={"X-Key": "k"}, timeout=timeout))
 
 
-def test_posts_json_and_returns_json() -> None:
-    with ScriptedService(answers({"y": [1, None]})) as service:
-        assert post(JsonClient(), service.url + "/rm") == {"y": [1, None]}
-    asked = service.asked[0]
-    assert (asked.path, asked.body, asked.headers["x-key"]) == ("/rm", {"x": "\u00e9"}, "k")
-
-
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [429, 503])
 def test_what_may_pass_is_tried_again(status: int) -> None:
     with ScriptedService(answers((status, {}), (status, b"busy"), 0.5)) as service:
         assert post(JsonClient(), service.url) == 0.5
     assert len(service.asked) == 3
 
 
-@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 408, 422])
+@pytest.mark.parametrize("status", [301, 400, 404])
 def test_the_last_word_is_not(status: int) -> None:
     with (
         ScriptedService(answers((status, b"because " + b"x" * 9999))) as service,
@@ -108,16 +95,13 @@ def test_the_last_word_is_not(status: int) -> None:
     assert len(service.asked) == 1
 
 
-def test_attempts_run_out_with_the_last_reason() -> None:
+def test_attempts_run_out_with_the_last_reason(unused_tcp_port: int) -> None:
     with (
         ScriptedService(lambda asked: (503, b"busy")) as service,
         pytest.raises(PluginError, match=r"3 attempts in .* s; last: 503 Service Unavailable: busy$"),
     ):
         post(JsonClient(attempts=3), service.url)
     assert len(service.asked) == 3
-
-
-def test_refused_connections_are_tried_again(unused_tcp_port: int) -> None:
     with pytest.raises(PluginError, match=r"4 attempts in .*; last: ClientConnectorError"):
         post(JsonClient(attempts=4), f"http://127.0.0.1:{unused_tcp_port}")
 
@@ -138,7 +122,7 @@ def test_the_deadline_is_of_all_attempts_and_of_one_that_hangs(monkeypatch: pyte
         assert time.monotonic() - started < 40
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "nonsense", "http://[half"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://[half"])
 def test_no_address(url: str) -> None:
     with pytest.raises(PluginError, match="POST "):
         post(JsonClient(), url)
@@ -261,17 +245,13 @@ def test_a_response_cannot_leave_its_place_in_the_question() -> None:
     ("text", "options", "expected"),
     [
         ("Score: 7", {}, 0.7),
-        ("**Score:** 7.5", {}, 0.75),
         ("Score: 1 ... final score = 9", {}, 0.9),
-        ("Score: 99", {}, 1.0),
         ("Score: -3", {}, 0.0),
         ("<think>Score: 1</think> Score: 8", {}, 0.8),
         ("[[4]]", {"pattern": r"\[\[(\d+)\]\]", "low": 1, "high": 5}, 0.75),
         ("a B c", {"pattern": r"(?P<score>\d)|B", "unreadable": -1.0}, -1.0),
-        ("yes 1", {"pattern": r"\d+", "high": 1}, 1.0),
         ('{"score": 2} then {"score": 6, "why": {"score": 1}}', {"extract": "json"}, 0.6),
         ('{"grade": "5"}', {"extract": "json", "key": "grade"}, 0.5),
-        ("{ {{ nothing", {"extract": "json", "unreadable": 0.0}, 0.0),
         ('{"score": NaN}', {"extract": "json", "unreadable": 0.0}, 0.0),
         (None, {"unreadable": 0.0}, 0.0),
     ],
@@ -285,18 +265,6 @@ def test_no_score_is_an_error_that_shows_the_answer() -> None:
         score("I would rather not")
 
 
-@pytest.mark.slow
-def test_the_service_is_asked_again_and_the_deadline_kept() -> None:
-    answers = iter([(503, {}), {"choices": [{"message": {"content": "Score: 10"}}]}])
-    with ScriptedService(lambda asked: next(answers)) as service:
-        args = settings(service.url)
-        assert asyncio.run(LlmJudge(args)(args, Sample(response="r"))) == 1.0
-    with ScriptedService(lambda asked: (503, {})) as service:
-        args = settings(service.url, timeout=2.0)
-        with pytest.raises(PluginError, match="last: 503"):
-            asyncio.run(LlmJudge(args)(args, Sample(response="r")))
-
-
 def test_the_template_may_be_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "judge.txt").write_text("<{response}>")
     judge = LlmJudge(settings(template_file=str(tmp_path / "judge.txt")))
@@ -307,12 +275,9 @@ def test_the_template_may_be_in_a_file(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"url": "x"}, r"plugins\.llm_judge\.url 'x': must begin with http"),
-        ({"model": None}, r"plugins\.llm_judge\.model"),
-        ({"low": 5, "high": 5}, "must be above low"),
         ({"template": "no field"}, r"template: must have \{response\}"),
         ({"template_file": "/nonexistent"}, "template_file.*No such file"),
         ({"pattern": "("}, r"plugins\.llm_judge\.pattern"),
-        ({"extract": "xml"}, r"plugins\.llm_judge\.extract"),
         ({"api_key_env": "SLIME_NO_SUCH_KEY"}, "export SLIME_NO_SUCH_KEY"),
     ],
 )

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from slime_rewards.length_penalty import LengthPenalty
 from slime_rewards.random import reward
 from slime_rewards.weighted_sum import WeightedSum
@@ -34,12 +32,6 @@ def test_dapo_with_the_numbers_of_its_paper(length: int, expected: float) -> Non
     assert reward(None, Sample(tokens=[0], response_length=length)) == pytest.approx(expected)
 
 
-def test_the_limit_of_the_run_is_the_default_and_an_option_wins() -> None:
-    assert made(limit=100).penalty(90) == pytest.approx(-0.5)
-    assert made(limit=100, max_length=1000).penalty(100) == 0.0
-    assert made(limit=3).penalty(3) == -1.0
-
-
 @pytest.mark.parametrize("length", range(0, 30, 3))
 def test_distances(length: int) -> None:
     share = min(1.0, abs(length - 12) / 8)
@@ -55,18 +47,11 @@ def test_distances(length: int) -> None:
         ({}, r"^plugins\.length_penalty\.max_length: must be given"),
         ({"shape": "linear"}, r"plugins\.length_penalty\.target: must be given"),
         ({"max_length": 4, "buffer": 5}, "must not exceed"),
-        ({"shape": "square"}, r"plugins\.length_penalty\.shape"),
-        ({"factor": -1}, r"plugins\.length_penalty\.factor"),
     ],
 )
 def test_wrong_options_stop_the_run_before_it_starts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         made(**options)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 10**5), st.sampled_from(["overlong", "linear", "cosine"]))
-def test_always_between_minus_one_and_zero(length: int, size: int, shape: str) -> None:
-    assert -1.0 <= made(shape=shape, max_length=size, target=size).penalty(length) <= 0.0
 
 
 def coins(seed: int, count: int = 4000) -> list[float]:
@@ -198,11 +183,8 @@ def test_where_it_runs(file: str) -> None:
     ("terms", "error", "message"),
     [
         ([], ConfigError, r"plugins\.weighted_sum\.terms"),
-        ([{"weight": 1}], ConfigError, r"plugins\.weighted_sum\.terms\.0\.reward: must be given"),
-        ([{"reward": "exact", "wieght": 1}], ConfigError, r"plugins\.weighted_sum\.terms\.0\.wieght"),
         ([{"reward": "exact", "weight": float("nan")}], ConfigError, "finite"),
         ([{"reward": "exact"}, {"reward": "exact"}], ConfigError, "'exact' is taken; give each term a name"),
-        ([{"reward": "exact", "name": "score"}], ConfigError, "'score' is taken"),
         ([{"reward": "weighted_sum"}], ConfigError, "cannot be a term of itself"),
         ([{"reward": "exakt"}], PluginNotFoundError, r"^plugins\.weighted_sum\.terms\[0\]\.reward: .*exakt.*exact"),
         ([{"reward": "length_penalty"}], ConfigError, r"plugins\.length_penalty\.max_length"),

@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from slime_core.text import one_line
 from slime_runs import profile, shadows
 from slime_runs.index import Filter
 from slime_runs.numbering import shown_number, shown_place
 from slime_runs.reading import question, tokenizer_of
 from slime_runs.run import Run, StoredSample
 from slime_runs.scores import data_sets
-from slime_runs.text import number, sparkline, table
+from slime_runs.text import number, one_line, sparkline, table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

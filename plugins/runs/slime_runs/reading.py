@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.sample.provenance import Source
-from slime_core.text import one_line, plain
+from slime_core.text import plain
 from slime_runs.files import Row
 from slime_runs.numbering import shown_place
 from slime_runs.run import Run, StoredSample
 from slime_runs.shadows import in_words
-from slime_runs.text import number
+from slime_runs.text import number, one_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -63,7 +63,7 @@ def _write_note(folder: str, text: str) -> None:
 
 
 def _first_line(note: str) -> str:
-    from slime_core.text import one_line
+    from slime_runs.text import one_line
 
     return one_line(note, 2 * _WIDEST)
 

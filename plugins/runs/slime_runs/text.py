@@ -37,3 +37,8 @@ def _cell(cell: str, width: int) -> str:
 def number(value: float | None) -> str:
     """Four digits, or a dash."""
     return "-" if value is None else f"{value:.4g}"
+
+
+def one_line(text: str, limit: int) -> str:
+    """Escape the text as `plain` does, and join it to one line."""
+    return plain(" ".join(text.split()), limit)

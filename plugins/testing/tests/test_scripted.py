@@ -5,28 +5,14 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from slime_testing_contracts import CharTokenizer, Reply, Request, ScriptedEngine
+from slime_testing_contracts import Reply, Request, ScriptedEngine
 
 from slime_core.errors import EngineError
 from slime_core.sample import GenerationOutput
-from tests.virtual_time import in_virtual_time
 
 
 def ask(engine: ScriptedEngine, text: str = "hi", **params: Any) -> Awaitable[GenerationOutput]:
     return engine.generate(engine.tokenizer.encode(text), params, rid="r", session_id="s")
-
-
-def test_tokenizer_round_trip() -> None:
-    tokenizer = CharTokenizer()
-    text = "a<tool>1+1</tool><|end|>\u00e9\n"
-    ids = tokenizer.encode(text)
-    assert len(ids) == 1 + 1 + 3 + 1 + 1 + 2
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "a1+1\u00e9\n"
-    chat = [{"role": "user", "content": "x"}]
-    assert tokenizer.decode(tokenizer.apply_chat_template(chat, add_generation_prompt=True)) == (
-        "<|user|>x<|end|><|assistant|>"
-    )
 
 
 async def test_replies_come_in_order_and_run_out() -> None:
@@ -41,14 +27,6 @@ async def test_replies_come_in_order_and_run_out() -> None:
     with pytest.raises(EngineError, match="no reply for call 3"):
         await ask(engine)
     assert engine.requests[0] == Request(engine.tokenizer.encode("p"), {}, "r", "s")
-
-
-async def test_limits_failures_and_functions() -> None:
-    engine = ScriptedEngine(lambda request: Reply("x" * len(request.input_ids)))
-    short = await ask(engine, "four", max_new_tokens=2)
-    assert (short.text, short.meta_info["finish_reason"]) == ("xx", {"type": "length"})
-    with pytest.raises(EngineError, match="down"):
-        await ask(ScriptedEngine([EngineError("down")]))
 
 
 async def test_an_abort_cuts_a_delayed_reply_and_a_pause_holds_the_next() -> None:
@@ -105,15 +83,3 @@ async def test_weights_that_change_in_the_middle_of_an_answer() -> None:
     assert meta["token_weight_versions"] == [3, 3, 4, 4, 4]
     assert meta["weight_version"] == "4"
     assert (await engine.generate([1], {})).meta_info["token_weight_versions"] == [1, 9]
-
-
-@in_virtual_time
-async def test_delays_decide_the_order_of_answers() -> None:
-    engine, order = ScriptedEngine(lambda request: Reply("x", delay=0.01 * request.input_ids[0])), []
-
-    async def ask(number: int) -> None:
-        await engine.generate([number], {})
-        order.append(number)
-
-    await asyncio.gather(*map(ask, (3, 1, 2)))
-    assert order == [1, 2, 3]

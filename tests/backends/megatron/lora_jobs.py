@@ -33,7 +33,7 @@ def three_steps(trainer: Any, directory: Path) -> dict[str, Any]:
 
 def compare_adapters(results: list[dict[str, Any]], expected: dict[str, Any], tolerance: float = 2e-4) -> None:
     """Log-probs, metrics, merged weights and adapters are those expected."""
-    from tests.backends.megatron.test_trainer_parity import compare
+    from tests.backends.megatron.trainer_jobs import compare
 
     compare(results, expected, tolerance)
     assert results[0]["adapters"].keys() == expected["adapters"].keys()

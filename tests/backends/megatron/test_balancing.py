@@ -11,7 +11,6 @@ import pytest
 
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.ranks import RankPool
-from tests.backends.megatron.test_trainer_parity import compare
 from tests.megatron_models import save_deepseek
 
 pytestmark = pytest.mark.backends
@@ -51,7 +50,7 @@ def expected(ranks: Ranks, checkpoint: Path) -> dict[str, Any]:
 def test_layouts(ranks: Ranks, checkpoint: Path, expected: dict[str, Any], layout: str) -> None:
     world_size, flags = LAYOUTS[layout]
     results = ranks(world_size).run(f"{jobs.__name__}:megatron", model=str(checkpoint), **BALANCED, **flags)
-    compare(results, expected, 1e-3)
+    jobs.compare(results, expected, 1e-3)
 
 
 def test_a_rank_with_fewer_micro_batches(ranks: Ranks, checkpoint: Path) -> None:

@@ -62,7 +62,7 @@ def weighing() -> torch.Tensor:
     return torch.randn(sum(LENGTHS), VOCABULARY, generator=torch.Generator().manual_seed(5))
 
 
-def trained(directory: str, layout: dict[str, Any], separate: bool = False) -> dict[str, Any]:
+def trained(directory: str, layout: dict[str, Any]) -> dict[str, Any]:
     """One forward and backward pass of this rank's sequences, packed, and what is exported."""
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -90,24 +90,19 @@ def trained(directory: str, layout: dict[str, Any], separate: bool = False) -> d
     with on_device(cpu):
         ddp = DistributedDataParallel(config, ddp_config(args, device=cpu), chunks[0])
         ddp.zero_grad_buffer()
-        found = []
-        for part in [[i] for i in mine] if separate else [mine]:
-            ids = torch.cat([tokens[i] for i in part])
-            positions = torch.cat([torch.arange(LENGTHS[i]) for i in part])
-            starts = torch.tensor([0, *(LENGTHS[i] for i in part)]).cumsum(0).to(torch.int32)
-            longest = max(LENGTHS[i] for i in part)
-            packed = PackedSeqParams("thd", starts, starts, starts, starts, longest, longest)
-            logits = ddp(ids[None], positions[None], None, packed_seq_params=packed)[0]
-            grad = torch.cat([grads[i] for i in part]).chunk(groups.tensor_size, 1)[groups.tensor_rank]
-            logits.backward(grad)
-            found.append(logits.detach())
+        ids = torch.cat([tokens[i] for i in mine])
+        positions = torch.cat([torch.arange(LENGTHS[i]) for i in mine])
+        starts = torch.tensor([0, *(LENGTHS[i] for i in mine)]).cumsum(0).to(torch.int32)
+        longest = max(LENGTHS[i] for i in mine)
+        packed = PackedSeqParams("thd", starts, starts, starts, starts, longest, longest)
+        logits = ddp(ids[None], positions[None], None, packed_seq_params=packed)[0]
+        logits.backward(torch.cat([grads[i] for i in mine]).chunk(groups.tensor_size, 1)[groups.tensor_rank])
         finalize_model_grads([ddp], None)
-    logits = torch.cat(found)
     gradients = dict(hf_weights([ddp], model, what=lambda parameter: getattr(parameter, "main_grad", None)))
     return {
         "samples": mine,
         "tensor_rank": groups.tensor_rank,
-        "logits": logits,
+        "logits": logits.detach(),
         "gradients": {name: tensor.clone() for name, tensor in gradients.items()},
         "exported": exported,
     }
@@ -203,7 +198,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_logits_and_gradients_are_transformers(
+def test_logits_gradients_and_weights_are_transformers(
     ranks: Callable[[int], RankPool], reference: dict[str, Any], layout: str
 ) -> None:
     world = 1 if layout == "one" else 2
@@ -218,25 +213,19 @@ def test_logits_and_gradients_are_transformers(
         wanted = reference["gradients"][name]
         # The floor is for decays, whose gradients nearly cancel over tokens.
         torch.testing.assert_close(found, wanted, rtol=0, atol=max(1e-5 * float(wanted.abs().max()), 1e-4), msg=name)
+    came_back(answers, reference)
 
 
-def test_packed_sequences_do_not_see_each_other(ranks: Callable[[int], RankPool], reference: dict[str, Any]) -> None:
-    both = [
-        ranks(1).run(f"{HERE}:trained", directory=reference["directory"], layout={}, separate=separate)[0]
-        for separate in (False, True)
-    ]
-    torch.testing.assert_close(both[0]["logits"], both[1]["logits"], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", [*LAYOUTS.values(), {"pipeline": 2}], ids=[*LAYOUTS, "pipeline"])
-def test_there_and_back_is_bitwise(
-    ranks: Callable[[int], RankPool], reference: dict[str, Any], layout: dict[str, Any]
-) -> None:
-    answers = ranks(2 if layout else 1).run(f"{HERE}:trained", directory=reference["directory"], layout=layout)
+def came_back(answers: list[dict[str, Any]], reference: dict[str, Any]) -> None:
+    """Check that what rank 0 exports is bitwise what the files have."""
     original = dict(read_weights(Path(reference["directory"])))
     exported = answers[0]["exported"]
     assert exported.keys() == original.keys()
     assert all(torch.equal(exported[name], original[name]) for name in original)
+
+
+def test_weights_come_back_over_a_pipeline(ranks: Callable[[int], RankPool], reference: dict[str, Any]) -> None:
+    came_back(ranks(2).run(f"{HERE}:trained", directory=reference["directory"], layout={"pipeline": 2}), reference)
 
 
 def test_a_checkpoint_of_one_layout_is_read_by_another(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from slime_core.config import Args
@@ -81,37 +81,16 @@ def clipped_loss(data: TrainBatch, old: list[torch.Tensor], ref: list[torch.Tens
     return loss_fn
 
 
-def through_logits(loss_fn: Callable[..., Any], data: TrainBatch) -> Callable[..., Any]:
-    """The same loss of the log-probs that the logits give, and a term of all logits."""
-
-    def of_logits(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        assert output.logits is not None
-        lengths = [len(data.tokens[p]) for p in output.positions]
-        assert output.logits.shape == (1, sum(lengths), VOCABULARY)
-        parts = []
-        for logits, p in zip(torch.split(output.logits[0], lengths), output.positions, strict=True):
-            targets = torch.tensor(data.tokens[p][-data.response_lengths[p] :])
-            rows = logits[-len(targets) - 1 : -1] / 0.8
-            parts.append(torch.log_softmax(rows, -1).gather(1, targets[:, None]).squeeze(1))
-        torch.testing.assert_close(torch.cat(parts), output.log_probs, rtol=0, atol=1e-5)
-        loss, metrics = loss_fn(replace(output, log_probs=torch.cat(parts)))
-        return loss + 1e-4 * output.logits.square().sum(), metrics
-
-    return of_logits
-
-
-def trained(trainer: Any, share: tuple[range, list[list[int]]], with_logits: bool = False) -> dict[str, Any]:
+def trained(trainer: Any, share: tuple[range, list[list[int]]]) -> dict[str, Any]:
     """Three steps: metrics of each, log-probs and entropies before and after, and the weights on torch's rank 0."""
     part, micro_batches = share
     data = batch(part)
     before, entropy = trainer.log_probs_and_entropy(data, micro_batches)
     old = [(t + 0.1 * torch.sin(torch.arange(len(t)))).float() for t in before]
     loss_fn = clipped_loss(data, old, before)
-    if with_logits:
-        loss_fn = through_logits(loss_fn, data)
     steps: list[StepResult] = []
     for _ in range(STEPS):
-        steps.append(trainer.train_step(data, micro_batches, loss_fn, with_entropy=True, with_logits=with_logits))
+        steps.append(trainer.train_step(data, micro_batches, loss_fn, with_entropy=True))
     return {
         "rank": trainer.rank,
         "multiple": getattr(trainer, "micro_batch_multiple", 1),
@@ -124,18 +103,18 @@ def trained(trainer: Any, share: tuple[range, list[list[int]]], with_logits: boo
     }
 
 
-def embedded(model: str | Path, through_logits: bool = False, **overrides: Any) -> dict[str, Any]:
+def embedded(model: str | Path, **overrides: Any) -> dict[str, Any]:
     """The embedded trainer over all samples in one process."""
     from slime_embedded.trainer.trainer import EmbeddedTrainer
 
     trainer = EmbeddedTrainer(settings(model, **overrides))
     try:
-        return trained(trainer, shares(1)[0], through_logits)
+        return trained(trainer, shares(1)[0])
     finally:
         trainer.close()
 
 
-def megatron(model: str, through_logits: bool = False, uneven: bool = False, **overrides: Any) -> dict[str, Any]:
+def megatron(model: str, uneven: bool = False, **overrides: Any) -> dict[str, Any]:
     """The Megatron trainer on this rank, over its data-parallel rank's share."""
     from slime_trainer_megatron.trainer import MegatronTrainer
 
@@ -144,9 +123,29 @@ def megatron(model: str, through_logits: bool = False, uneven: bool = False, **o
         part, micro_batches = shares(trainer.world_size, trainer.micro_batch_multiple)[trainer.rank]
         if uneven and trainer.rank == 1:
             micro_batches = [[position] for positions in micro_batches for position in positions]
-        return trained(trainer, (part, micro_batches), through_logits)
+        return trained(trainer, (part, micro_batches))
     finally:
         trainer.close()
+
+
+def compare(results: list[dict[str, Any]], expected: dict[str, Any], tolerance: float = 2e-4) -> None:
+    """Every rank's answers are the embedded trainer's for its share, and the weights are its weights."""
+    data_size = max(result["rank"] for result in results) + 1
+    for result in results:
+        part, _ = shares(data_size)[result["rank"]]
+        for step, wanted in zip(result["metrics"], expected["metrics"], strict=True):
+            assert step == pytest.approx(wanted, rel=tolerance, abs=2e-6)
+        for name in ("log_probs", "entropy", "after"):
+            for found, position in zip(result[name], part, strict=True):
+                torch.testing.assert_close(found, expected[name][position], rtol=0, atol=tolerance)
+        for found, wanted in zip(result["step_log_probs"], expected["step_log_probs"], strict=True):
+            assert set(found) == set(range(len(part)))
+            for place, position in enumerate(part):
+                torch.testing.assert_close(found[place], wanted[position], rtol=0, atol=tolerance)
+    assert results[0]["weights"].keys() == expected["weights"].keys()
+    for name, tensor in expected["weights"].items():
+        gap = (results[0]["weights"][name] - tensor).abs().max().item()
+        assert gap < tolerance, f"{name}: weights are up to {gap:.2g} apart"
 
 
 def continued(model: str, directory: str, loads: bool, **overrides: Any) -> dict[str, Any]:

@@ -113,32 +113,19 @@ def test_requests_in_flight_tell_the_version_of_each_token(started: Started, tmp
 
 
 @pytest.mark.parametrize("push", [by_tensor, by_broadcast, by_disk])
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"no.such.weight": torch.zeros(2)}, "no.such.weight is no tensor of the model"),
-        ({"model.norm.weight": torch.ones(7)}, r"model.norm.weight has shape \[7\]"),
-        ({"model.norm.weight": None}, "lacks model.norm.weight"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(
-    started: Started, tmp_path: Path, push: NAMED, change: Mapping[str, Any], said: str
-) -> None:
-    """Old weights go on serving, unless layers are complete already when a tensor turns out to be missing."""
-
-    async def use(engine: VllmEngine) -> None:
-        changed = {**reference.weights(NEW), **change}
-        with pytest.raises(WeightSyncError, match=said):
-            await push(engine, {n: t for n, t in changed.items() if t is not None}, 1, tmp_path)
-        if push is by_disk or "lacks" not in said:
-            output = await engine.generate(PROMPT, PARAMS)
-            assert gap(output, 1.0) < 5e-5
-        else:
-            assert not engine.pool.ready
+def test_weights_that_lack_a_tensor_are_refused(started: Started, tmp_path: Path, push: NAMED) -> None:
+    """By disk old weights go on serving; otherwise layers are complete when the tensor turns out to be missing."""
 
     async def inside() -> None:
+        changed = reference.weights(NEW)
+        del changed["model.norm.weight"]
         async with started() as engine:
-            await use(engine)
+            with pytest.raises(WeightSyncError, match=r"lacks model\.norm\.weight"):
+                await push(engine, changed, 1, tmp_path)
+            if push is by_disk:
+                assert gap(await engine.generate(PROMPT, PARAMS), 1.0) < 5e-5
+            else:
+                assert not engine.pool.ready
         async with started() as engine:  # as the next run finds it
             await by_tensor(engine, reference.weights(), 99, tmp_path)
             assert gap(await engine.generate(PROMPT, PARAMS), 1.0) < 5e-5
@@ -215,30 +202,6 @@ def test_the_check_compares_what_is_served(started: Started, tmp_path: Path) -> 
             await by_tensor(engine, reference.weights(), 99, tmp_path)
 
     asyncio.run(inside())
-
-
-def test_pause_holds_and_ends_requests(started: Started) -> None:
-    async def use(engine: VllmEngine) -> Any:
-        held = [asyncio.create_task(engine.generate(PROMPT, LONG)) for _ in range(2)]
-        while (await engine.info())["num_running"] < 2:
-            await asyncio.sleep(0.01)
-        await engine.pause("in_place")
-        late = asyncio.create_task(engine.generate(PROMPT, PARAMS))
-        await asyncio.sleep(1.0)
-        assert not any(task.done() for task in (*held, late))
-        await engine.resume()
-        whole = await asyncio.gather(*held, late)
-        ended = asyncio.create_task(engine.generate(PROMPT, LONG))
-        while (await engine.info())["num_running"] < 1:
-            await asyncio.sleep(0.01)
-        await engine.pause("abort")
-        await engine.resume()
-        return whole, await ended
-
-    whole, ended = run(started, use)
-    assert [len(output.token_ids) for output in whole] == [450, 450, 24]
-    assert max(gap(output, 1.0) for output in whole) < 5e-5
-    assert ended.meta_info["finish_reason"]["type"] == "abort"
 
 
 def shared_memory() -> Iterator[Path]:

@@ -58,30 +58,6 @@ async def test_two_turns_become_one_sample_of_exactly_what_was_sampled(serve: An
         sample.validate()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_parallel_tool_calls_go_both_ways(serve: Any, stream: bool) -> None:
-    calls = "Let me see. " + call_text("add", a=1, b=2) + "\n" + call_text("add", a=3, b=4)
-    async with serve([calls, "3 and 7"], stream=stream) as (server, session, _):
-        async with client(server, session) as api:
-            answer = await api.chat.completions.create(model="m", messages=say("sums"), tools=TOOLS)
-            message = answer.choices[0].message
-            assert answer.choices[0].finish_reason == "tool_calls"
-            assert message.content == "Let me see."
-            assert message.tool_calls is not None
-            made: Any = message.tool_calls
-            assert [json.loads(c.function.arguments) for c in made] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
-            assert len({c.id for c in made}) == 2
-            results: Any = [{"role": "tool", "tool_call_id": c.id, "content": t} for c, t in zip(made, "37")]
-            history: Any = [*say("sums"), message.model_dump(exclude_none=True), *results]
-            last = await api.chat.completions.create(model="m", messages=history, tools=TOOLS)
-            assert last.choices[0].message.content == "3 and 7"
-        (sample,) = await server.finish_session(session.key, 1.0)
-        text = ToyTokenizer().decode(sample.response_tokens)
-        assert text == calls + "<|end|><|tool|>3<|end|><|tool|>7<|end|><|assistant|>3 and 7<|end|>"
-        assert sample.metadata["agent"]["tool_calls"] == 2
-        assert {str(s.source) for s in sample.spans} >= {"sampled", "tool"}
-
-
 @pytest.mark.parametrize("engine_streams", [False, True])
 async def test_a_stream_is_the_whole_answer_in_pieces(serve: Any, engine_streams: bool) -> None:
     text = "<think>a + b is < c</think>It is 3 < 4, so " + call_text("add", a=1, b=2)
@@ -241,21 +217,6 @@ async def test_stop_strings_and_limits(serve: Any) -> None:
         first, second = await server.finish_session(session.key, 1.0)
         assert {first.status, second.status} == {"truncated"}
         assert ToyTokenizer().decode(second.response_tokens)[:19] == "one STOP<|end|><|us", "the stop was sampled"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_counts_for_a_client_that_closes_once_it_has_read_it(serve: Any, stream: bool) -> None:
-    """The client ends the connection after the last event, before the end of the HTTP response."""
-    async with serve([f"answer {number}" for number in range(5)], stream=stream) as (server, session, _):
-        for number in range(5):
-            async with client(server, session) as api:
-                answer: Any = await api.chat.completions.create(model="m", messages=say(f"{number}"), stream=stream)
-                if stream:
-                    async for _piece in answer:
-                        pass
-        samples = await server.finish_session(session.key, 1.0)
-        assert [sample.response for sample in samples] == [f"answer {number}<|end|>" for number in range(5)]
-        assert "disconnected" not in samples[0].metadata["agent"]
 
 
 async def test_a_client_that_leaves_ends_its_request_and_counts_for_nothing(serve: Any) -> None:

@@ -18,7 +18,6 @@ from slime_serving.front.wanted import Message
 from slime_serving.http.errors import BadRequest
 
 from slime_core import GenerationOutput
-from slime_core.sample.provenance import Source
 from tests.agent_toys import ToyTokenizer
 
 TOKENIZER = ToyTokenizer()
@@ -78,17 +77,6 @@ def agent() -> Agent:
 # -- 1: which messages go together ----------------------------------------------------------------------
 
 
-def test_a_conversation_that_goes_on_is_one_path(agent: Agent) -> None:
-    agent.ask([user("a")], "A")
-    agent.ask([user("a"), assistant("A"), user("b")], "B")
-    agent.ask([user("a"), assistant("A"), user("b"), assistant("B"), user("c")], "C")
-    ((whole, trained),) = agent.texts()
-    assert trained == "A<|end|>B<|end|>C<|end|>"
-    assert whole.count("<|user|>") == 3
-    (line,) = agent.lines()
-    assert line.steps == [Step.CLEAN, Step.CLEAN]
-
-
 def test_another_system_prompt_user_or_tool_list_is_another_root(agent: Agent) -> None:
     for messages, tools in (
         ([user("a")], ()),
@@ -98,12 +86,6 @@ def test_another_system_prompt_user_or_tool_list_is_another_root(agent: Agent) -
     ):
         agent.ask(messages, "A", tools=tools)
     assert len(agent.lines()) == 4
-
-
-def test_the_same_question_twice_makes_two_branches(agent: Agent) -> None:
-    agent.ask([user("a")], "one")
-    agent.ask([user("a")], "two")
-    assert [trained for _, trained in agent.texts()] == ["one<|end|>", "two<|end|>"]
 
 
 def test_equal_answers_stay_two_and_the_later_is_gone_on_with(agent: Agent) -> None:
@@ -134,14 +116,6 @@ def test_other_calls_text_or_reasoning_are_a_rewrite(sent: Message) -> None:
     agent.ask([user("a")], "call", answer={**called("add", a=1), "reasoning_content": "old"})
     agent.ask([user("a"), sent, user("b")], "B")
     assert len(agent.lines()) == 2
-
-
-def test_messages_of_the_client_route_and_are_not_trained(agent: Agent) -> None:
-    shots = [user("q"), assistant("by hand"), user("a")]
-    agent.ask(shots, "A")
-    agent.ask([*shots, assistant("A"), user("b")], "B")
-    ((_, trained),) = agent.texts()
-    assert trained == "A<|end|>B<|end|>"
 
 
 def test_what_cannot_be_asked_is_refused(agent: Agent) -> None:
@@ -183,20 +157,6 @@ def test_a_shared_answer_is_trained_once(agent: Agent) -> None:
     assert first != second
 
 
-def test_a_compacted_context_is_a_sibling(agent: Agent) -> None:
-    agent.ask([user("a")], "A")
-    agent.ask([user("a"), assistant("A"), user("b")], "B")
-    agent.ask([user("summary: A, B"), user("c")], "C")
-    assert [trained for _, trained in agent.texts()] == ["A<|end|>B<|end|>", "C<|end|>"]
-
-
-def test_sources_of_context_are_told(agent: Agent) -> None:
-    agent.ask([user("a")], "x", answer=called("add", a=1))
-    agent.ask([user("a"), called("add", a=1), {"role": "tool", "content": "1", "tool_call_id": "c"}], "B")
-    (line,) = agent.lines()
-    assert Source.TOOL in {span.source for span in line.trajectory.spans}
-
-
 # -- 3: answers that the client rewrote ------------------------------------------------------------------
 
 
@@ -224,29 +184,6 @@ def test_the_threshold_is_exclusive(threshold: int, samples: int) -> None:
     assert len(agent.lines()) == samples
 
 
-def test_an_answer_rewritten_once_stays_the_same_message() -> None:
-    agent = rewritten(1024, "hello wurld", "hello world")
-    agent.ask([user("a"), assistant("hello world"), user("b"), assistant("B"), user("c")], "C")
-    ((_, trained),) = agent.texts()
-    assert trained == "B<|end|>C<|end|>"
-    assert agent.lines()[0].steps == [Step.REALIGN, Step.CLEAN]
-
-
-def test_going_back_to_what_was_sampled_is_a_fork() -> None:
-    agent = rewritten(1024, "hello wurld", "hello world")
-    last = agent.ask([user("a"), assistant("hello wurld"), user("b"), assistant("B"), user("c")], "C")
-    assert last.prompt.held is not None
-    assert last.prompt.held.output.text == "hello wurld", "what came after the rewritten one is not held here"
-    assert [trained for _, trained in agent.texts()] == ["B<|end|>", "C<|end|>"]
-
-
-def test_a_rewrite_before_the_last_answer_is_a_fork(agent: Agent) -> None:
-    agent.ask([user("a")], "A")
-    agent.ask([user("a"), assistant("A"), user("b")], "B")
-    agent.ask([user("a"), assistant("Z"), user("b"), assistant("B"), user("c")], "C")
-    assert [trained for _, trained in agent.texts()] == ["A<|end|>B<|end|>", "C<|end|>"]
-
-
 def test_of_two_answers_neither_is_taken_for_a_rewritten_one(agent: Agent) -> None:
     agent.ask([user("a")], "one")
     agent.ask([user("a")], "two")
@@ -262,20 +199,6 @@ def test_log_probs_that_do_not_fit_are_an_error(agent: Agent) -> None:
     turn.output.log_probs.pop()
     with pytest.raises(ValueError, match="2 sampled tokens but 1 log-probs"):
         agent.lines()
-
-
-def test_missing_log_probs_are_an_error_and_never_zeros(agent: Agent) -> None:
-    agent.ask([user("a")], "A").output.log_probs.clear()
-    with pytest.raises(ValueError, match="but 0 log-probs"):
-        agent.lines()
-
-
-def test_versions_travel_turn_by_turn(agent: Agent) -> None:
-    agent.ask([user("a")], "A")
-    agent.version = 4
-    agent.ask([user("a"), assistant("A"), user("b")], "B")
-    (line,) = agent.lines()
-    assert [v for v in line.trajectory.weight_versions if v >= 0] == [0, 0, 4, 4]
 
 
 # -- any conversation ------------------------------------------------------------------------------------

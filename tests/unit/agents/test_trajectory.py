@@ -153,26 +153,6 @@ def test_appending_to_samples_tells_the_same_as_a_trajectory(pieces: list[tuple[
     assert told == sample
 
 
-def _long_lived() -> Sample:
-    trajectory = Trajectory.of(Sample(index=4, prompt="p", tokens=[1, 2]))
-    trajectory.add_sampled(sampled([3, 4, 5], 1))
-    trajectory.add([6], Source.TOOL, "tool")
-    trajectory.add_sampled(sampled([7, 8], 2))
-    trajectory.withhold(3, 5, "role")
-    return written(trajectory, 2)
-
-
-def test_what_is_written() -> None:
-    sample = _long_lived()
-    assert sample.response == "xtoolx"
-    assert sample.loss_mask == [1, 0, 0, 0, 1, 1]
-    assert sample.weight_versions == ["1", "2"]
-    assert sample.prefix_cache_info.total_prompt_tokens == 6
-    assert [tuple(s) for s in sample.spans or []] == [
-        ("user", 2, ""), ("sampled", 1, ""), ("sampled", 2, "role"), ("tool", 1, ""), ("sampled", 2, "")
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("output", "message"),
     [
@@ -191,14 +171,6 @@ def test_what_cannot_have_been_sampled_is_refused_and_changes_nothing(output: Ge
     with pytest.raises(ValueError, match=message):
         trajectory.add_sampled(output)
     assert trajectory.__dict__ == before
-
-
-def test_only_the_engine_makes_sampled_tokens() -> None:
-    trajectory = Trajectory.of(Sample(tokens=[1]))
-    with pytest.raises(ValueError, match="add_sampled"):
-        trajectory.add([2], Source.SAMPLED)
-    trajectory.add([3, 4], Source.DEMONSTRATION)
-    assert trajectory.loss_mask == [0, 0, 0]
 
 
 def test_routed_experts_go_along_and_are_forgotten_with_their_tokens() -> None:

@@ -30,13 +30,6 @@ def test_commit_is_found_with_its_state(tmp_path: Path) -> None:
     assert (store.root / LATEST).read_text().strip() == "rollout_0000004"
 
 
-def test_keep_prunes_the_oldest(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    for rollout_id in range(4):
-        store.commit(rollout_id, {}, [_write(str(rollout_id))], keep=2)
-    assert [p.name for p in store.commits()] == ["rollout_0000002", "rollout_0000003"]
-
-
 @pytest.mark.parametrize(("keep", "kept"), [(2, [1, 4, 5]), (1, [1, 5]), (0, [*range(6)]), (9, [*range(6)])])
 def test_spared_commits_stay(tmp_path: Path, keep: int, kept: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     store = CheckpointStore(tmp_path)
@@ -107,39 +100,12 @@ class Killed(BaseException):
     """Stands for the kernel taking the process away."""
 
 
-@pytest.mark.parametrize("call", range(12))
-def test_killed_at_any_call_leaves_the_old_or_the_new_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
-    store = CheckpointStore(tmp_path)
-    store.commit(0, {}, [_write("old")])
-    counter = {"left": call}
-
-    def dying(function):
-        def wrapper(*args, **kwargs):
-            if counter["left"] == 0:
-                raise Killed
-            counter["left"] -= 1
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.os, "rename", dying(os.rename))
-        patch.setattr(module.os, "replace", dying(os.replace))
-        patch.setattr(module.os, "fsync", dying(os.fsync))
-        with contextlib.suppress(Killed):
-            store.commit(1, {}, [_write("new")])
-    found = CheckpointStore(tmp_path).latest()
-    assert found is not None
-    assert (found / "trainer" / "weights").read_text() == ("new" if found.name.endswith("1") else "old")
-    again = CheckpointStore(tmp_path).commit(1, {}, [_write("again")])
-    assert (again / "trainer" / "weights").read_text() == "again"
-
-
+@pytest.mark.parametrize("number", [4, 5])
 @pytest.mark.parametrize("call", range(14))
-def test_a_commit_is_made_again_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    """Killed at any call, there is the old one or the new one, and the next run clears up what is left of it."""
+def test_killed_at_any_call_leaves_the_old_or_the_new_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, number: int
+) -> None:
+    """A commit with a new number, or made again; the next run clears up what is left of it."""
     store = CheckpointStore(tmp_path)
     store.commit(3, {}, [_write("first")])
     store.commit(4, {}, [_write("old")])
@@ -158,31 +124,26 @@ def test_a_commit_is_made_again_atomically(tmp_path: Path, monkeypatch: pytest.M
         for name in ("rename", "replace", "fsync", "rmdir"):
             patch.setattr(module.os, name, dying(getattr(os, name)))
         with contextlib.suppress(Killed):
-            store.commit(4, {}, [_write("new")])
-    found = store.latest()
+            store.commit(number, {}, [_write("new")])
+    found = CheckpointStore(tmp_path).latest()
     assert found is not None
-    assert (found / "trainer" / "weights").read_text() == ("new" if found.name == "rollout_0000004.01" else "old")
-    assert store.at(4) == found
+    new = "rollout_0000005" if number == 5 else "rollout_0000004.01"
+    assert (found / "trainer" / "weights").read_text() == ("new" if found.name == new else "old")
     store.rewind(found)
-    assert {p.name for p in tmp_path.iterdir()} - {f".{LATEST}.partial"} == {"rollout_0000003", found.name, LATEST}
-    names = [store.commit(5, {}, []).name for _ in range(3)]
-    assert names == ["rollout_0000005", "rollout_0000005.01", "rollout_0000005.02"]
-    assert store.commits() == [tmp_path / "rollout_0000003", found, tmp_path / "rollout_0000005.02"]
+    older = {"rollout_0000003"} | ({"rollout_0000004"} if number == 5 else set())
+    assert {p.name for p in tmp_path.iterdir()} - {f".{LATEST}.partial"} == {*older, found.name, LATEST}
+    names = [store.commit(6, {}, [_write("again")]).name for _ in range(3)]
+    assert names == ["rollout_0000006", "rollout_0000006.01", "rollout_0000006.02"]
+    assert store.commits()[-2:] == [found, tmp_path / "rollout_0000006.02"]
 
 
-def test_rewind_forgets_later_commits(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    paths = [store.commit(i, {}, [_write(str(i))]) for i in range(3)]
-    store.rewind(paths[0])
-    assert store.commits() == [paths[0]]
-    assert store.latest() == paths[0]
-
-
-def test_rewind_deletes_what_a_killed_run_had_not(tmp_path: Path) -> None:
+def test_rewind_forgets_later_commits_and_deletes_those_that_a_killed_run_left(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     paths = [store.commit(i, {}, [_write(str(i))]) for i in range(3)]
     store.rewind(paths[2], keep=2)
     assert store.commits() == paths[1:]
+    store.rewind(paths[1])
+    assert store.commits() == [store.latest()] == [paths[1]]
 
 
 def test_file_system_errors_are_named(tmp_path: Path) -> None:

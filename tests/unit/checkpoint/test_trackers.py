@@ -49,9 +49,6 @@ def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     first, second = capsys.readouterr().out.splitlines()
     assert first == "rollout 0/4  held-out 0.250"
     assert second.startswith("rollout 1/4  reward 0.500  loss -0.1000  tok/s 1234  left ")
-
-
-def test_supervised_runs_show_no_reward(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tracker = ProgressTracker()
     tracker.slime_run_start(_args(compute_advantages_and_returns=False, eval_datasets=[]), tmp_path)
     tracker.slime_log_metrics(1, {"rollout/raw_reward": 0.0, "train/loss": 2.0})

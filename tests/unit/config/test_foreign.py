@@ -118,14 +118,6 @@ def test_refusals_name_file_and_variable(tmp_path: Path) -> None:
         load(Asked(), env={"SLIME_MINE_DEPTH": "x"})
 
 
-def test_what_is_shown_loads_back(tmp_path: Path) -> None:
-    s = load(Asked(), "--mine-ep", "4", "--no-mine-strict", "--mine-sizes", "1", "2")
-    file = tmp_path / "again.yaml"
-    file.write_text(s.to_yaml(changed=True))
-    again = load_settings(["--config", str(file)], command="show", env={}, foreign=(Asked().owner,))
-    assert again.to_dict() == s.to_dict() | {"config": [str(file)]}
-
-
 def test_the_help_flag_prints_the_list_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         load(Asked(), "--help-mine")
@@ -174,15 +166,6 @@ def test_an_installed_distribution_brings_its_flags(tmp_path: Path, monkeypatch:
     assert allowed.args.their_depth == 3
 
 
-def test_one_that_tells_names_and_raises_does_not_hide_the_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    install(tmp_path, monkeypatch, "def flags(word):\n    raise RuntimeError('a')", "teller", "renamed")
-    with pytest.raises(ConfigError, match="unknown flag --nobodys"):
-        load_settings(["--nobodys", "3"], command="show", env={})
-    assert "'teller' (teller-dist, slime.renamed) raised RuntimeError: a" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -209,14 +192,6 @@ def test_a_broken_one_ends_in_a_warning(
     assert main(["--help"]) == 0
     assert main(["train", "--help"]) == 0
     assert "--rollout-batch-size" in capsys.readouterr().out
-
-
-def test_a_torn_distribution_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "torn-1.0.dist-info"
-    info.mkdir()
-    (info / "entry_points.txt").write_text("[slime.foreign_flags]\nnot an entry point\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert [owner.owner for owner in find_owners([], {})[0]] == ["Megatron", "SGLang's router", "SGLang", "vLLM"]
 
 
 def test_in_a_plugin_directory_it_is_no_component_and_says_so(tmp_path: Path) -> None:

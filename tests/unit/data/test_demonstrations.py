@@ -259,29 +259,6 @@ def test_a_tokenizer_that_loses_text_is_an_error() -> None:
         conversation_pieces(lossy, [ASK, DONE])
 
 
-@pytest.mark.parametrize("family", ["qwen2.5", "deepseek"])
-def test_arguments_as_json_text_are_written_as_the_server_would(family: str) -> None:
-    as_text = said(
-        "assistant", "", tool_calls=[{"type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}]
-    )
-    as_object = said(
-        "assistant", "", tool_calls=[{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
-    )
-    found = [conversation_pieces(chat_tokenizer(family), [ASK, m, RESULTS[0], DONE]) for m in (as_text, as_object)]
-    assert found[0] == found[1]
-
-
-def test_templates_that_take_arguments_as_text_only_get_them_so() -> None:
-    strict = _with_template(
-        "deepseek", "(call.function.arguments | tojson)", "call.function.arguments"
-    )  # fmt: skip
-    as_text = said(
-        "assistant", "", tool_calls=[{"type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}]
-    )
-    pieces = conversation_pieces(strict, [ASK, as_text, RESULTS[0], DONE])
-    assert next(p.text for p in pieces if p.position == 1) == '<|call|>add\n{"a":1}<|/call|><EOS>'
-
-
 def test_rows_that_are_no_conversation_to_learn_from() -> None:
     tokenizer = chat_tokenizer("qwen2.5")
     with pytest.raises(DataError, match="no message of the assistant's"):
@@ -317,8 +294,12 @@ def test_types_that_do_not_agree() -> None:
         typed("qwen3_5", "llama3", [*chat[:1], DONE])
 
 
-def test_distill_qwen_trains_the_last_turn() -> None:
-    chat = [ASK, DONE, AGAIN, said("assistant", "Bye.")]
-    assert typed("distill_qwen", "deepseek", chat) == ["Bye.<EOS>"]
-    pieces = apply_type("distill_qwen", None, chat, conversation_pieces(chat_tokenizer("deepseek"), chat))
-    assert [p.withheld for p in pieces if p.position >= 0] == ["distill_qwen", ""]
+def test_templates_that_take_arguments_as_text_only_get_them_so() -> None:
+    strict = _with_template(
+        "deepseek", "(call.function.arguments | tojson)", "call.function.arguments"
+    )  # fmt: skip
+    as_text = said(
+        "assistant", "", tool_calls=[{"type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}]
+    )
+    pieces = conversation_pieces(strict, [ASK, as_text, RESULTS[0], DONE])
+    assert next(p.text for p in pieces if p.position == 1) == '<|call|>add\n{"a":1}<|/call|><EOS>'

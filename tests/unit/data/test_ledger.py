@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +45,6 @@ def test_a_group_from_draw_to_training() -> None:
         {"event": "trained", "group": 0, "rollout": 3},
         {"event": "rollout", "rollout": 3, "groups": 1},
     ]
-
-
-def test_newer_weights_than_expected_are_told() -> None:
-    ledger, one = Ledger(), group(0)
-    for sample in one:
-        sample.token_weight_versions, sample.loss_mask = [1, 2], [0, 1]
-    ledger.taken(0, [one], weight_version=2)
-    ledger.trained_through(-1)
-    restored = Ledger()
-    restored.restore(ledger.snapshot().open)
-    for each in (ledger, restored):
-        each.training(0, [one], 3)
-        told = {"event": "training", "rollout": 0, "version": 3, "versions": {"0": [2, 2]}}
-        assert events(each)[-1] == told
 
 
 def test_a_recorded_source_is_the_source_to_user_code() -> None:
@@ -118,50 +103,12 @@ def test_what_is_neither_taken_nor_given_back_is_left_out() -> None:
     assert events(ledger)[2]["reason"] == "removed by the buffer"
 
 
-def test_retries_are_counted_and_restored() -> None:
-    ledger = Ledger()
-    ledger.drawn([group(4)])
-    ledger.recycled(group(4), "stale")
-    ledger.recycled(group(4), "stale")
-    state = ledger.snapshot().open
-    assert state == [{"group": 4, "state": "recycled", "retries": 2}]
-    other = Ledger()
-    other.restore(state)
-    other.recycled(group(4), "stale")
-    assert events(other) == [{"event": "recycled", "group": 4, "reason": "stale", "retries": 3}]
-
-
 def test_parts_of_one_group_are_one_and_repetitions_are_not() -> None:
     ledger = Ledger()
     halves = [[s] for s in group(0)]
     ledger.taken(0, [*halves, group(1), group(1), group(None), group(None)])
     taken = [(e["group"], e["samples"], e.get("foreign")) for e in events(ledger) if e["event"] == "taken"]
     assert taken == [(0, 2, True), (1, 2, True), (1, 2, True), (None, 2, None), (None, 2, None)]
-
-
-def test_nothing_is_kept_where_no_commit_will_ask() -> None:
-    ledger = Ledger()
-    ledger.recording = False
-    ledger.drawn([group(0)])
-    ledger.taken(0, [group(0)])
-    assert ledger.snapshot().lines == []
-
-
-def test_many_threads_record_at_once() -> None:
-    ledger = Ledger()
-
-    def work(first: int) -> None:
-        for index in range(first, first + 200):
-            ledger.drawn([group(index)])
-            ledger.scored(group(index))
-
-    threads = [threading.Thread(target=work, args=(200 * i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ledger.snapshot().lines) == 1600
-    assert len(ledger.snapshot().open) == 800
 
 
 # -- segments ----------------------------------------------------------------------------------------
@@ -217,16 +164,6 @@ def test_a_chain_is_adopted_from_another_store(tmp_path: Path) -> None:
     (tmp_path / "a" / refs[1].name).write_bytes(b"{}\n")
     with pytest.raises(CheckpointError, match="is not what its commit names"):
         adopt_chain(tmp_path / "c", tmp_path / "a", refs[-1])
-
-
-def test_a_full_disk_leaves_no_half_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        chain(tmp_path / "ledger", 1)
-    assert [p for p in (tmp_path / "ledger").iterdir() if not p.name.endswith(".partial")] == []
 
 
 def test_a_source_that_hands_out_groups_again_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_data.buffer_functions import adapt
 from slime_data.flat_source import FlatSource
 from slime_data.saved import read_samples
 
@@ -13,7 +12,7 @@ from slime_core import BufferBase
 from slime_core.config import Args
 from slime_core.config.eval_config import EvalDataset
 from slime_core.data.dumps import write_samples
-from slime_core.data.prompts import DatasetSource, epoch_order, eval_samples
+from slime_core.data.prompts import DatasetSource, eval_samples
 from slime_core.errors import CheckpointError, ConfigError, DataError, RolloutError
 from slime_core.sample import Group, Sample, SampleStatus
 
@@ -108,23 +107,6 @@ def test_chat_prompts(make: Any, tmp_path: Path, tokenizer: Any) -> None:
     assert (text.prompt, tokenizer.decode(text.tokens)) == ("u", "u")
 
 
-def test_parquet_rows_make_the_same_samples_as_jsonl(make: Any, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [
-        {
-            "input": [{"role": "user", "content": f"u{i}"}, {"role": "tool", "content": "t", "name": "calc"}],
-            "label": str(i),
-            "metadata": {"level": i},
-        }
-        for i in range(4)
-    ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data.parquet")
-    a = make(write(tmp_path / "data.jsonl", rows)).get_samples(4)
-    b = make(str(tmp_path / "data.parquet")).get_samples(4)
-    assert a == b
-
-
 def test_keys_that_parquet_made_up_are_not_there(make: Any, tmp_path: Path) -> None:
     """Arrow gives an object the keys of all rows; `datasets` writes them, as null, into JSONL as well."""
     pyarrow = pytest.importorskip("pyarrow")
@@ -169,13 +151,6 @@ def test_integers_of_any_length_are_exact(make: Any, tmp_path: Path, number: int
     assert [sample.label for sample in read_samples(tmp_path / "kept.jsonl")] == [s.label for s in samples]
 
 
-def test_an_integer_that_python_does_not_read_is_named(make: Any, tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"input": "x", "label": %s}\n' % ("7" * 5000))
-    with pytest.raises(DataError, match=r"data.jsonl:1: .*4300 digits"):
-        make(str(path))
-
-
 @pytest.mark.parametrize(
     ("row", "changes", "message"),
     [
@@ -198,17 +173,6 @@ def test_bad_rows_name_file_and_line(make: Any, tmp_path: Path, row: dict, chang
     source.get_samples(2)
     with pytest.raises(DataError, match=rf"data\.jsonl:3: .*{message}"):
         source.get_samples(1)
-
-
-def test_each_epoch_has_its_own_order_made_from_seed_and_epoch(make: Any, data: str) -> None:
-    drawn = labels(make(data, rollout_shuffle=True).get_samples(30))
-    epochs = [drawn[:10], drawn[10:20], drawn[20:]]
-    file_order = [str(i + 1) for i in range(10)]
-    assert all(sorted(e, key=int) == file_order for e in epochs)
-    assert len({tuple(e) for e in [*epochs, file_order]}) == 4
-    assert epochs[1] == [file_order[i] for i in epoch_order(10, 42, 1)]
-    assert drawn == labels(make(data, rollout_shuffle=True).get_samples(30))
-    assert drawn != labels(make(data, rollout_shuffle=True, rollout_seed=43).get_samples(30))
 
 
 def test_long_prompts_are_skipped_and_counted(make: Any, tmp_path: Path) -> None:
@@ -270,25 +234,6 @@ def test_changed_data_is_refused_and_the_change_is_named(make: Any, tmp_path: Pa
         make(moved).load_state_dict({**state, "version": 0})
 
 
-def test_without_a_data_set_samples_are_empty(make: Any) -> None:
-    source = make(None, rollout_global_dataset=False)
-    (group,) = source.get_samples(1)
-    assert (group[0].prompt, group[0].tokens, group[1].index, len(source)) == ("", [], 1, 0)
-    other = make(None, rollout_global_dataset=False)
-    other.load_state_dict(json.loads(json.dumps(source.state_dict())))
-    assert other.get_samples(1)[0][0].group_index == 1
-
-
-def test_no_data_set_named(make: Any) -> None:
-    with pytest.raises(ConfigError, match="--prompt-data is not set"):
-        make(None)
-
-
-def test_the_tokenizer_of_the_checkpoint_is_the_default(data: str, tokenizer_dir: Path) -> None:
-    source = DatasetSource(make_args(data, hf_checkpoint=str(tokenizer_dir)))
-    assert source.tokenizer.decode(source.get_samples(1)[0][0].tokens) == "0+1=?"
-
-
 def eval_config(path: str, **changes: Any) -> EvalDataset:
     defaults = {
         "name": "addition",
@@ -314,24 +259,6 @@ def test_evaluation_groups(data: str, tokenizer: Any) -> None:
     assert groups[3][0].metadata["level"] == 9
 
 
-def test_evaluation_prompts_that_are_too_long(tmp_path: Path, tokenizer: Any) -> None:
-    path = write(tmp_path / "data.jsonl", [{"input": "x" * n, "label": n} for n in (1, 50, 2)])
-    groups = eval_samples(make_args(""), eval_config(path, max_prompt_len=10), tokenizer)
-    assert [(g[0].label, g[0].group_index) for g in groups] == [(1, 0), (2, 1)]
-    with pytest.raises(DataError, match="every prompt is over --eval-max-prompt-len"):
-        eval_samples(make_args(""), eval_config(path, max_prompt_len=1), tokenizer)
-
-
-def test_a_rows_own_reward_wins_over_its_evaluation_data_sets(tmp_path: Path, tokenizer: Any) -> None:
-    rows = [{"custom_rm_path": "row_rm", "level": 1}, {"rm_type": "math"}, {}]
-    path = write(tmp_path / "data.jsonl", [{"input": "x", "label": "1", "metadata": row} for row in rows])
-    config = eval_config(path, rm_type="f1", custom_rm_path="set_rm", metadata_overrides={"level": 2})
-    a, b, c = (group[0] for group in eval_samples(make_args(""), config, tokenizer))
-    assert (a.custom_rm_path, a.metadata.get("rm_type"), a.metadata["level"]) == ("row_rm", None, 2)
-    assert (b.custom_rm_path, b.metadata["rm_type"]) == (None, "math")
-    assert (c.custom_rm_path, c.metadata["rm_type"]) == ("set_rm", "f1")
-
-
 # -- what the buffer decides about fresh prompts ---------------------------------------------------------
 
 
@@ -349,13 +276,6 @@ class Choosy(BufferBase):
         self.told.append(([g[0].row for g in groups], trained))
 
 
-def test_every_sample_knows_its_row_in_every_epoch(make: Any, data: str) -> None:
-    source = make(data, rollout_shuffle=True)
-    groups = source.get_samples(20)
-    assert all(sample.label == str(sample.row + 1) for group in groups for sample in group)
-    assert sorted(group[0].row for group in groups) == sorted([*range(10)] * 2)
-
-
 def test_prompts_that_the_buffer_does_not_want_are_passed_over(data: str, tokenizer: Any) -> None:
     source = DatasetSource(make_args(data), tokenizer, Choosy({2, 5}))
     groups = source.get_samples(5)
@@ -368,26 +288,6 @@ def test_a_buffer_that_wants_nothing_does_not_stop_the_run(data: str, tokenizer:
     source = DatasetSource(make_args(data), tokenizer, Choosy(set()))
     assert [g[0].row for g in source.get_samples(2)] == [0, 1], "each after an epoch of refusals"
     assert source.state_dict()["epoch"] == 2
-
-
-def test_refusals_are_not_mistaken_for_prompts_that_are_too_long(tmp_path: Path, tokenizer: Any) -> None:
-    path = write(tmp_path / "mixed.jsonl", [{"input": "x" * (200 if i % 2 else 1), "label": "0"} for i in range(10)])
-    args = make_args(path, rollout_max_prompt_len=100)
-    source = DatasetSource(args, tokenizer, Choosy(set()))
-    assert [g[0].row for g in source.get_samples(3)] == [0, 2, 4]
-
-
-def test_the_buffer_is_told_what_became_of_groups(data: str, tokenizer: Any) -> None:
-    buffer = Choosy({0, 1})
-    source = DatasetSource(make_args(data), tokenizer, buffer)
-    source.begin_rollout(4, 9)
-    assert (buffer.rollout_id, buffer.weight_version) == (4, 9)
-    first, second = source.get_samples(2)
-    source.observe([first], False)
-    source.observe([second], True)
-    assert buffer.told == [([0], False), ([1], True)]
-    source.add_samples([first])
-    assert source.take_metrics() == {"rollout/buffer/waiting_groups": 1.0}
 
 
 # -- read ahead, and streamed -----------------------------------------------------------------------------
@@ -522,15 +422,18 @@ def test_what_a_flat_source_may_answer(data: str, tokenizer: Any) -> None:
         flat(Own, None, tokenizer).get_samples(4)
 
 
-def test_a_filter_with_three_arguments_chooses_what_is_used_again(make: Any, data: str, tokenizer: Any) -> None:
-    def best(args: Any, buffer: list[Sample], num_samples: int) -> list[Sample]:
-        return [s for s in buffer if s.reward == 1.0]
+def test_without_a_data_set_samples_are_empty(make: Any) -> None:
+    source = make(None, rollout_global_dataset=False)
+    (group,) = source.get_samples(1)
+    assert (group[0].prompt, group[0].tokens, group[1].index, len(source)) == ("", [], 1, 0)
+    other = make(None, rollout_global_dataset=False)
+    other.load_state_dict(json.loads(json.dumps(source.state_dict())))
+    assert other.get_samples(1)[0][0].group_index == 1
 
-    settings = make_args(data, use_tis=True, use_rollout_logprobs=False)
-    source = DatasetSource(settings, tokenizer, adapt(best)(settings))
-    groups = source.get_samples(3)
-    for number, group in enumerate(groups):
-        scored_group(group, float(number))
-    source.observe(groups, trained=True)
-    assert [g[0].group_index for g in source.get_samples(2)] == [1, 3]
-    assert source.replays == 1
+
+def test_evaluation_prompts_that_are_too_long(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "data.jsonl", [{"input": "x" * n, "label": n} for n in (1, 50, 2)])
+    groups = eval_samples(make_args(""), eval_config(path, max_prompt_len=10), tokenizer)
+    assert [(g[0].label, g[0].group_index) for g in groups] == [(1, 0), (2, 1)]
+    with pytest.raises(DataError, match="every prompt is over --eval-max-prompt-len"):
+        eval_samples(make_args(""), eval_config(path, max_prompt_len=1), tokenizer)

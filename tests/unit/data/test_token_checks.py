@@ -9,7 +9,7 @@ import pytest
 from slime_runs.inspect.token_checks import FAILED, NOTE, OK, check_tokens
 
 from slime_core.cli.main import main
-from tests.chat_tokenizers import FAMILIES, chat_tokenizer, save
+from tests.chat_tokenizers import chat_tokenizer, save
 
 
 def findings(family: str, stop: tuple[str, ...] = (), **changes: Any) -> dict[str, tuple[str, str]]:
@@ -37,20 +37,6 @@ def test_families(family: str, notes: set[str]) -> None:
     assert len(found) == 11
 
 
-def test_a_rewritten_history_is_named_with_the_first_text_that_differs() -> None:
-    status, text = findings("qwen3")["append_only_reasoning"]
-    assert status == NOTE
-    assert "rewrites history" in text
-    assert "<think>\\nSeven and five" in text
-    assert "It is 42.<|im_end|>" in text
-
-
-def test_a_turn_that_no_stop_token_ends() -> None:
-    status, text = findings("glm4")["end_of_turn"]
-    assert status == FAILED
-    assert "ends with '<|user|>', and generation stops at '<|endoftext|>'" in text
-
-
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
@@ -76,16 +62,6 @@ def test_templates_of_every_fault(template: str, check: str, status: str, text: 
     found = findings("qwen2.5", chat_template=template)
     assert found[check][0] == status, found[check]
     assert text in found[check][1]
-
-
-def test_a_tokenizer_that_loses_text() -> None:
-    from tokenizers import normalizers
-
-    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
-    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
-    found = {f.name: f for f in check_tokens(tokenizer)}
-    assert found["round_trip"].status == FAILED
-    assert "differ at character 0: 'The quick" in found["round_trip"].text
 
 
 def test_a_tokenizer_without_template_or_end() -> None:
@@ -137,9 +113,10 @@ def test_what_cannot_be_checked(
     assert message in capsys.readouterr().err
 
 
-def test_every_family_can_be_saved_and_loaded_again(tmp_path: Path) -> None:
-    from slime_core.data.tokenizer import load_tokenizer
+def test_a_tokenizer_that_loses_text() -> None:
+    from tokenizers import normalizers
 
-    for family in FAMILIES:
-        loaded = load_tokenizer(save(family, tmp_path / family))
-        assert check_tokens(loaded) == check_tokens(chat_tokenizer(family))
+    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    (found,) = (finding for finding in check_tokens(tokenizer) if finding.name == "round_trip")
+    assert (found.status, "differ at character 0: 'The quick" in found.text) == (FAILED, True)

@@ -10,8 +10,7 @@ import pytest
 from slime_data.tool_parsers import tool_parser
 
 from slime_core.config import Args
-from slime_core.data.rows import Columns
-from slime_core.data.tools import prompt_tools, run_tools
+from slime_core.data.tools import run_tools
 from slime_core.errors import ConfigError, PluginNotFoundError, PluginSignatureError
 
 WEATHER = '''
@@ -49,11 +48,6 @@ def test_names_files_and_lists(file: Path) -> None:
     assert run_tools(Args()) == ()
 
 
-def test_two_of_one_name(file: Path) -> None:
-    with pytest.raises(ConfigError, match="--tools-path: weather defined more than once"):
-        run_tools(args(file, f"{file}:weather"))
-
-
 def test_what_is_no_tool(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text("tool = 3\n")
@@ -64,17 +58,6 @@ def test_what_is_no_tool(tmp_path: Path) -> None:
         run_tools(args(path.rename(tmp_path / "bad2.py")))
     with pytest.raises(PluginNotFoundError, match=r"no tools? plugin 'calculatr'|Did you mean 'calculator'"):
         run_tools(args("calculatr"))
-
-
-def test_a_rows_own_schemas_win(file: Path) -> None:
-    own = [{"type": "function", "function": {"name": "weather"}}]
-    assert prompt_tools(args(file), {"tools": own}) == own
-    assert [schema["function"]["name"] for schema in prompt_tools(args(file), {})] == ["weather", "news"]
-
-
-def test_the_prompt_tells_the_runs_tools(file: Path) -> None:
-    run = args(file, input_key="a", apply_chat_template=True)
-    assert [schema["function"]["name"] for schema in Columns.of_run(run).run_tools] == ["weather", "news"]
 
 
 @pytest.mark.parametrize(
@@ -92,15 +75,3 @@ def test_auto_without_a_claimant() -> None:
     ):
         tool_parser(Args(), tokenizer("{{ messages }}"))
     assert type(tool_parser(Args(), tokenizer(None), default="plain")).__name__ == "Plain"
-
-
-def test_auto_with_two_claimants() -> None:
-    with pytest.raises(ConfigError, match="glm45 and minimax_m2 claim"):
-        tool_parser(Args(), tokenizer("<arg_key> <minimax:tool_call>"), default="plain")
-
-
-def test_a_named_parser_asks_no_template(tmp_path: Path) -> None:
-    assert type(tool_parser(Args(tool_call_parser="kimi_k2"), tokenizer("<tool_call>"))).__name__ == "KimiK2"
-    path = tmp_path / "mine.py"
-    path.write_text("from slime_tool_parsers import ToolParserBase\n\nclass ToolParser(ToolParserBase):\n    pass\n")
-    assert type(tool_parser(Args(tool_call_parser=str(path)), None)).__name__ == "ToolParser"

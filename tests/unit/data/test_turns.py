@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slime_data.turns import turn_delta
 
-from slime_core.data.tokenizer import encode_prompt, render_messages, render_prompt
+from slime_core.data.tokenizer import render_messages, render_prompt
 from slime_core.data.turns import rendered_spans
 from slime_core.errors import DataError
 from slime_core.sample.provenance import Source
@@ -21,11 +21,6 @@ ASK: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 1 + 1?"},
 ]
 TOOLS = [{"role": "tool", "content": "forty"}, {"role": "tool", "content": "two"}]
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
-}
 
 
 def text_of(family: str, pieces: list[tuple[list[int], Source]]) -> str:
@@ -73,50 +68,6 @@ def test_what_the_model_sampled_of_the_turns_end_is_not_repeated(family: str, sa
     assert text_of(family, delta).startswith(rest)
 
 
-def test_consecutive_tool_messages_are_one_turn_where_the_template_says_so() -> None:
-    text = text_of("qwen2.5", turn_delta(chat_tokenizer("qwen2.5"), None, ASK, TOOLS))
-    response = "\n<tool_response>\n{}\n</tool_response>"
-    grouped = "<|im_start|>user" + response.format("forty") + response.format("two") + "<|im_end|>"
-    assert text == f"<|im_end|>\n{grouped}\n<|im_start|>assistant\n"
-
-
-def test_reasoning_that_the_template_strips_stays_in_what_was_sampled() -> None:
-    tokenizer = chat_tokenizer("qwen3")
-    turn = "<think>\nEasy.\n</think>\n\n2<|im_end|>"
-    prompt = encode_prompt(tokenizer, ASK)
-    delta = turn_delta(tokenizer, None, ASK, [{"role": "user", "content": "Sure?"}], sampled_ids=ids_of("qwen3", turn))
-    whole = tokenizer.decode([*prompt, *ids_of("qwen3", turn), *(t for ids, _ in delta for t in ids)])
-    assert whole.endswith(turn + "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("calls", [False, True])
-def test_a_turn_sampled_to_its_end_is_not_asked_about(
-    family: str, calls: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what follows it is what asking would have told."""
-    tokenizer = chat_tokenizer(family)
-    answer = {**CALL, "content": "so"} if calls else {"role": "assistant", "content": "so"}
-    history = [*ASK, *([answer, TOOLS[0]] * 20)]
-    end = {"glm4": "<|observation|>"}.get(family, tokenizer.eos_token)
-    seen: list[int] = []
-    render = type(tokenizer).apply_chat_template
-
-    def counting(self: Any, messages: Any, **names: Any) -> Any:
-        seen.append(len(messages))
-        return render(self, messages, **names)
-
-    def delta() -> Any:
-        return turn_delta(tokenizer, None, history, TOOLS[1:], assistant=answer, sampled_ids=ids_of(family, "so" + end))
-
-    monkeypatch.setattr(type(tokenizer), "apply_chat_template", counting)
-    unasked, count = delta(), len(seen)
-    monkeypatch.setattr("slime_data.turns._closing", lambda *_: "")
-    assert unasked == delta()
-    told = not calls or (family not in ("llama3", "glm4"))  # not with the turn's text, and by no token of its own
-    assert len(seen) - count == count + int(told)
-
-
 _PLAIN = "{{ m.role }}: {{ m.content }}"
 _EACH = (
     "{% for m in messages %}{% set outer = loop %}<|im_start|>"
@@ -125,11 +76,6 @@ _EACH = (
 )
 _POSITION = _PLAIN + "{% if loop.index0 > 2 or not loop.last %} END {% endif %}"
 """Ends its first turn only once something follows."""
-_FEW_CALLS = (
-    _PLAIN + "{% for c in m.tool_calls or [] %}{% if loop.first or messages | length > 4 %}"
-    "[{{ c.function.name }}]<|im_end|>{% endif %}{% endfor %}{% if not m.tool_calls %}<|im_end|>{% endif %}"
-)
-"""Writes all calls of long conversations, of short ones the first alone."""
 _COUNTED = "{{ m.role }} {{ loop.index }} of {{ messages | length }}: {{ m.content }}<|im_end|>\n"
 _LAST_BLANK = _PLAIN + "<|im_end|>{{ '' if loop.last else '\n' }}"
 _LAST_OTHER = _PLAIN + "{{ '<|im_end|><last>' if loop.last else '<|im_end|><more>' }}"
@@ -152,17 +98,6 @@ def test_templates_that_look_where_a_turn_is_are_followed_to_the_letter(template
         delta = turn_delta(tokenizer, None, before, new, sampled_ids=ids_of("qwen2.5", sampled))
         whole = render_messages(tokenizer, [*before, answer, *new], None, {"add_generation_prompt": True})
         assert whole.endswith("fine" + (sampled + text_of("qwen2.5", delta)).removeprefix("fine"))
-
-
-def test_calls_that_a_template_writes_in_long_conversations_alone() -> None:
-    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
-    tokenizer.chat_template = _EACH.replace("TURN", _FEW_CALLS)
-    two: Any = {"role": "assistant", "content": "", "tool_calls": CALL["tool_calls"] * 2}  # type: ignore[operator]
-    history = [*ASK, {"role": "assistant", "content": "so"}, {"role": "user", "content": "Hm?"}]
-    for sampled in ("[add]<|im_end|>[add]<|im_end|>", "[add] [add]<|im_end|>"):
-        ids = ids_of("qwen2.5", sampled)
-        delta = turn_delta(tokenizer, None, history, TOOLS[:1], assistant=two, sampled_ids=ids)
-        assert text_of("qwen2.5", delta) == "<|im_start|>tool: forty<|im_end|><|im_start|>assistant: "
 
 
 @pytest.mark.parametrize(
@@ -213,15 +148,3 @@ def test_sources_of_any_words(family: str, system: str, user: str, tool: str) ->
             assert "yes" in words
     told = {span.source for span in spans}
     assert (Source.USER in told) == bool(user.strip()) or user.isspace()
-
-
-def test_a_tokenizer_without_offsets_gives_all_to_one_source() -> None:
-    class Slow:
-        is_fast = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(chat_tokenizer("qwen2.5"), name)
-
-    pieces = turn_delta(Slow(), None, ASK, TOOLS, sampled_ids=ids_of("qwen2.5", "2<|im_end|>"))
-    assert [source for _, source in pieces] == [Source.TOOL]
-    assert text_of("qwen2.5", pieces).startswith("\n<|im_start|>user\n<tool_response>")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from slime_hub.fetch import local_model
-from slime_hub.names import data_name, model_name
 
 from slime_core.config import Settings, load_settings
 from slime_core.data.dataset import open_rows
@@ -204,22 +203,6 @@ def test_commands_that_print_ask_no_server(hub: Hub) -> None:
     settings = load("--hf-checkpoint", MODEL, "--prompt-data", f"hf:{DATA}:main[train]", command="show")
     assert (settings.args.hf_checkpoint, settings.args.prompt_data) == (MODEL, f"hf:{DATA}:main[train]")
     assert hub.requests == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["org/name", "org/name@v1.0", "hf:name", "hf:o/n:main[train][:10]", "hf:o/n@" + "a" * 40 + "[test]", "hf:o/n[a]"],
-)
-def test_names(text: str) -> None:
-    name = data_name(text) or model_name(text)
-    assert name is not None
-    assert str(name).removeprefix("hf:") == text.removeprefix("hf:")
-    assert name.is_commit == ("a" * 40 in text)
-
-
-@pytest.mark.parametrize("text", ["./org/name", "/org/name", "org/name/more", "name", "org/a b", "org/name[train]"])
-def test_paths_are_no_names(text: str) -> None:
-    assert model_name(text) is None
 
 
 @pytest.mark.slow

@@ -206,28 +206,6 @@ def test_settings_that_the_estimator_does_not_read_are_said(
     assert told == ([reason + unread] if unread else [])
 
 
-def test_an_advantage_function_may_read_what_the_estimator_does_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "advantage.py"
-    path.write_text("def advantage(args, rollout_data): ...\n")
-    flags = ["--custom-advantage-function-path", str(path), "--gamma", "0.9", "--kl-coef", "0.1"]
-    resolve_components(load_settings([*BASE, *flags], env={}))
-    assert not caplog.records
-
-
-def test_an_estimator_that_ignores_what_is_no_setting(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("from slime_core import EstimatorBase\nclass Mine(EstimatorBase):\n    ignores = ('gama',)\n")
-    with pytest.raises(PluginError, match="ignores gama, which is no setting"):
-        resolve_components(load_settings([*BASE, "--advantage-estimator", f"{path}:Mine"], env={}))
-
-
-def test_settings_that_the_loss_does_not_read_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    resolve_components(load_settings([*BASE, "--loss-type", "sft_loss", "--entropy-coef", "0.1"], env={}))
-    assert "without effect with --loss-type 'sft_loss', which does not read it: --entropy-coef 0.1" in caplog.text
-
-
 def test_bitwise_log_probs_are_for_losses_on_them(tmp_path: Path) -> None:
     path = tmp_path / "loss.py"
     path.write_text("def loss(args, batch, logits, sum_of_sample_mean): ...\n")

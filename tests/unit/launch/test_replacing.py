@@ -17,7 +17,7 @@ from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config.run_files import HEADER
 from slime_core.errors import ConfigError, RecordError
 from slime_core.launch.journal import Journal
-from slime_core.launch.lock import finish_replacing, open_run_dir, settle_replaced, sole_writer
+from slime_core.launch.lock import finish_replacing, open_run_dir, settle_replaced
 
 COMMIT = "checkpoints/rollout_0000001"
 OLD = {
@@ -152,21 +152,6 @@ def test_a_kill_at_any_moment_after_the_first_record_keeps_the_new_run_and_the_u
     raise AssertionError("it never came to its end")
 
 
-def test_a_run_without_a_record_gives_the_place_back(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run")
-    before, args = files(run), settings(run)
-
-    def fail() -> None:
-        with sole_writer(args):
-            open_run_dir(args, resume=False)
-            write(run, NEW)
-            raise RuntimeError("no GPU")
-
-    with pytest.raises(RuntimeError, match="no GPU"):
-        fail()
-    assert files(run) == before
-
-
 def test_the_next_command_finishes_what_a_kill_left(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     before, args = files(run), settings(run)
@@ -214,15 +199,6 @@ def test_a_run_does_not_replace_what_it_reads(tmp_path: Path, name: str) -> None
     with pytest.raises(ConfigError, match="is part of the run that --overwrite would replace"):
         open_run_dir(settings(run, **{name: str(run / COMMIT)}), resume=False)
     assert files(run) == before
-
-
-def test_a_used_run_directory_needs_a_decision(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"Continue it with --load .* start over with --overwrite"):
-        open_run_dir(settings(run, overwrite=False), resume=False)
-    open_run_dir(settings(run, overwrite=False), resume=True)
-    assert (run / "metrics.jsonl").exists()
-    assert not (run / "summary.json").exists()  # it was of a finished run
 
 
 def test_samples_that_are_there_are_not_written_over(tmp_path: Path) -> None:

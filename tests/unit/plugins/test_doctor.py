@@ -30,11 +30,6 @@ def found(topic: str) -> list[Finding]:
     return [finding for finding in strangers() if finding.topic == topic]
 
 
-def test_a_sound_plugin_is_no_finding(write_plugin) -> None:
-    write_plugin("thing-fine", {"slime.rewards": {"fine": "plug_thing_fine:reward"}}, REWARD)
-    assert strangers() == []
-
-
 @pytest.mark.parametrize(
     ("body", "requires", "topic", "what"),
     [
@@ -84,18 +79,6 @@ def test_one_hook_module_twice(write_plugin) -> None:
     write_plugin("thing-hooks", {"slime.plugins": {"a": "plug_thing_hooks", "b": "plug_thing_hooks"}}, HOOK)
     (finding,) = found("duplicate")
     assert (finding.level, "called twice" in finding.what) == ("warning", True)
-
-
-def test_a_broken_hook_stops_every_run(write_plugin) -> None:
-    write_plugin("thing-hooks", {"slime.plugins": {"a": "plug_thing_hooks"}}, "1 / 0\n")
-    (finding,) = found("broken")
-    assert finding.stops == "every run, unless --no-plugins is given"
-
-
-def test_a_name_in_the_allow_list_that_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIME_PLUGINS", "wotch")
-    (finding,) = found("allow-list")
-    assert finding.what == "SLIME_PLUGINS names no plugin: wotch"
 
 
 def test_directories_without_effect(

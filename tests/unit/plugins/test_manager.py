@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from slime_core import hookimpl
 from slime_core.config import Args
 from slime_core.errors import (
     ConfigError,
@@ -43,29 +42,6 @@ def test_hook_modules_are_called_with_the_parameters_they_take(write_plugin, plu
     built = manager(plugin_dir)
     built.hook.slime_step_end(rollout_id=1, metrics={"a": 1.0})
     assert built.get_plugin("thing-hooks:watch").calls == [{"a": 1.0}]
-
-
-def test_a_class_is_built(write_plugin, plugin_dir: Path) -> None:
-    body = (
-        "from slime_core import hookimpl\nclass Watch:\n    def __init__(self):\n        self.seen = []\n"
-        "    @hookimpl\n    def slime_run_end(self, error):\n        self.seen.append(error)\n"
-    )
-    write_plugin("thing-hooks", {"slime.plugins": {"watch": "plug_thing_hooks:Watch"}}, body)
-    built = manager(plugin_dir)
-    built.hook.slime_run_end(error=None)
-    assert built.get_plugin("thing-hooks:watch").seen == [None]
-
-
-@pytest.mark.parametrize(
-    ("allowed", "loaded"),
-    [("", False), ("watch", True), ("thing-hooks", True), ("thing-hooks:watch", True), (" watch , ", True)],
-)
-def test_the_allow_list(
-    allowed: str, loaded: bool, write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_plugin("thing-hooks", HOOKS, BODY)
-    monkeypatch.setenv("SLIME_PLUGINS", allowed)
-    assert ("thing-hooks:watch" in names(manager(plugin_dir))) is loaded
 
 
 def test_the_allow_list_names_what_exists(write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,23 +109,3 @@ def test_a_broken_neighbour_of_a_plugin_is_a_warning(
     (message,) = caplog.messages
     assert message.startswith(f"--plugin-dir / SLIME_PLUGIN_DIR: {plugin_dir}: not usable: ")
     assert "broken/pyproject.toml: TOMLDecodeError" in message
-
-
-def test_extra_implementations_take_part(write_plugin, plugin_dir: Path) -> None:
-    write_plugin("thing-fine", {"slime.rewards": {"fine": "x:y"}}, "")
-
-    class Mine:
-        @hookimpl
-        def slime_save_state(self) -> dict[str, int]:
-            return {"mine": 3}
-
-    assert {"mine": 3} in manager(plugin_dir, extra=[Mine()]).hook.slime_save_state()
-
-
-def test_trace_prints_every_call(
-    write_plugin, plugin_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_plugin("thing-hooks", HOOKS, BODY)
-    monkeypatch.setenv("SLIME_TRACE_PLUGINS", "1")
-    manager(plugin_dir).hook.slime_weights_updated(weight_version=4)
-    assert "[plugins] slime_weights_updated(weight_version=4) -> nobody" in capsys.readouterr().err

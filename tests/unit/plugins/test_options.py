@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
-from slime_commands.plugins.option_rows import option_rows
 
 from slime_core import PluginOptions, options
 from slime_core.config import Args
 from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import HOOK_GROUP
-from slime_core.plugins.options import check_plugin_options, option_name, options_model
+from slime_core.plugins.options import check_plugin_options, option_name
 from slime_core.plugins.registry import ComponentRef, Registry, Resolved
 from slime_core.plugins.resolve import resolve
 
@@ -79,14 +77,6 @@ ENGINE = ComponentRef("engines", "math", "x:y", distribution="b", version="1")
 def check(given: dict[str, Any], *objects: Any) -> None:
     used = [Resolved(obj, ref) for ref, obj in zip((MATH, ENGINE), objects)]
     check_plugin_options(Args(plugins=given), registry(), "run.yaml:3", used)
-
-
-def test_the_model_is_the_objects_or_its_modules() -> None:
-    assert options_model(Deep) is options_model(Deep()) is Strict
-    assert options_model(Near) is options_model(Near()) is Options
-    assert options_model(sys.modules[__name__]) is Options
-    assert options_model(untyped) is None
-    assert options_model(SimpleNamespace(Options=3)) is None
 
 
 def test_typed_access_fills_in_defaults_and_needs_no_run() -> None:
@@ -156,10 +146,3 @@ def test_a_file_is_named_by_its_stem(tmp_path: Path) -> None:
     assert option_name(ComponentRef("rewards", "pkg.near:reward", "pkg.near:reward")) == "near"
     with pytest.raises(ConfigError, match=r"Did you mean plugins\.my_rm\?"):
         check_plugin_options(Args(plugins={"myrm": {}}), registry(), "", [found])
-
-
-def test_rows_for_tables() -> None:
-    assert [tuple(row) for row in option_rows(Options)] == [
-        ("tolerance", "float", "1e-06", "Largest distance that counts as equal."),
-        ("unit", "str", "", "What is measured."),
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -66,6 +67,20 @@ def test_what_has_the_name_and_the_keyword_is_found(form: str, index: Index, cap
         ("slime-reward-near", "0.1.0", None)
     ]
     assert search(capfd, "nothing of the sort", "--index-url", index.url)[1].endswith("keyword slime-plugin\n")
+
+
+def test_a_long_list_is_announced_and_spared_for_whole_names(
+    index: Index, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_TOLD", 10)
+    status, _, errors = search(capfd, "near", "--index-url", index.url, "--timeout", "50")
+    assert (status, errors.count("\n")) == (0, 1)
+    assert re.search(rf"list of all projects of {index.url}/ \(.*\), at most 50 s; a whole name \(slime-", errors)
+    index.asked.clear()
+    status, said, errors = search(capfd, "slime-reward-near", "slime-no", "--index-url", index.url)
+    assert (status, [line.split()[0] for line in said.splitlines()]) == (1, ["NAME", "slime-reward-near"])
+    assert errors.startswith("not read: slime-no: ")
+    assert [path for path in index.asked if path.strip("/") == "simple"] == []
 
 
 def test_an_index_with_a_password(index: Index, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,28 +63,6 @@ def test_without_the_bundle_a_name_that_is_not_found_says_what_brings_slimes_own
         assert str(caught.value) == f"no buffers plugin {name!r}. {close} {own} Installed: lifo"
 
 
-def test_a_name_outside_the_grammar_is_a_problem_and_not_a_component() -> None:
-    registry = Registry()
-    registry.add(ref("my.reward", "one"))
-    assert list(registry) == []
-    assert "my.reward" in registry.problems[0].message
-
-
-def test_objects_are_registered_once() -> None:
-    registry = Registry()
-
-    def mine(args: object, sample: object) -> float:
-        return 1.0
-
-    registry.add_object("reward", "mine", mine)
-    registry.add_object("rewards", "mine", mine)
-    assert registry.get("rewards", "mine").registered is mine
-    with pytest.raises(PluginConflictError, match="registered twice"):
-        registry.add_object("rewards", "mine", lambda args, sample: 0.0)
-    with pytest.raises(ValueError, match="not allowed"):
-        registry.add_object("rewards", "Mine", mine)
-
-
 def test_the_source_hash_covers_a_plugins_package_and_nothing_else(tmp_path: Path) -> None:
     package = tmp_path / "thing"
     (package / "inner").mkdir(parents=True)

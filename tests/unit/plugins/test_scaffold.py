@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import re
-import string
 import subprocess
 import sys
 import tomllib
@@ -59,21 +57,6 @@ def passes(folder: Path, program: Slime) -> None:
     flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}", "-c", os.devnull]
     done = program("pytest", *flags, *tests, cwd=folder, SLIME_PLUGIN_DIR=str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_environments_of_two_hundred_names_pass(tmp_path: Path, program: Slime) -> None:
-    for number in range(200):
-        write(plan("environments", f"world_{number}", tmp_path, Registry()))
-    passes(tmp_path, program)
-
-
-@pytest.mark.slow
-def test_plugins_of_random_names_pass(tmp_path: Path, program: Slime) -> None:
-    for kind in ("rewards", "generators", "estimators", "filters", "environments"):
-        name = "".join(random.choices(string.ascii_lowercase, k=random.randint(1, 12))) + "_x9"
-        write(plan(kind, name, tmp_path, Registry()))
-    passes(tmp_path, program)
 
 
 def test_the_right_number_of_an_environment_may_be_any(tmp_path: Path) -> None:
@@ -138,28 +121,6 @@ def test_workflows_pin_each_action_and_publish_without_a_password(made: Path, tm
     for tag, status in (("v0.1.0", 0), ("v0.2.0", 2)):
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env={**os.environ, "GITHUB_REF_NAME": tag})
         assert done.returncode == status
-
-
-@pytest.mark.parametrize(
-    ("kind", "folder", "words"),
-    [
-        (
-            "hooks",
-            "slime-hook-acme-thing2",
-            ["A plugin for slime: hook `acme_thing2`", "nothing to select", "plugins show hooks/acme"],
-        ),
-        (
-            "environments",
-            "slime-environment-acme-thing2",
-            ["--custom-generate-function-path multi_turn", '"role": "user"', "Leave `apply_chat_template` out"],
-        ),
-    ],
-)
-def test_the_readme_says_how_it_is_used(made: Path, kind: str, folder: str, words: list[str]) -> None:
-    text = (made / folder / "README.md").read_text()
-    for word in words:
-        assert word in text, kind
-    assert max(map(len, text.splitlines())) <= 120
 
 
 @pytest.mark.parametrize(

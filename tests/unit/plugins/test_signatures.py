@@ -37,51 +37,51 @@ class StaticReward:
         return [1.0 for _ in responses]
 
 
-class ClassReward:
-    @classmethod
-    def compute_reward(cls, prompts: list[str], responses: list[str]) -> list[float]:
-        return [1.0 for _ in responses]
-
-
 class CallableReward:
     def __call__(self, args: Any, sample: Any) -> float:
         return 1.0
 
 
 def single(args: Any, sample: Any) -> float: ...
-def single_kwargs(args: Any, sample: Any, **kwargs: Any) -> float: ...
-async def single_async(args: Any, sample: Any) -> float: ...
-def single_other_name(args: Any, item: Any) -> float: ...
 def single_keyword(args: Any, sample: Any, *, evaluation: bool) -> float: ...
-def batch(args: Any, samples: Any, evaluation: bool = False) -> list[float]: ...
 async def batch_async(args: Any, samples: Any, **kwargs: Any) -> list[float]: ...
+async def generate(args: Any, sample: Any, sampling_params: Any) -> Any: ...
+def generate_annotated(args: Any, sample: Any, sampling_params: Any) -> Awaitable[Any]: ...
+
+
+class Generator:
+    async def __call__(self, args: Any, sample: Any, sampling_params: Any, *, context: Any) -> Any: ...
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
 
 
 @pytest.mark.parametrize(
-    "obj",
+    ("kind", "obj"),
     [
-        single,
-        single_kwargs,
-        single_async,
-        single_other_name,
-        single_keyword,
-        batch,
-        batch_async,
-        lambda *args, **kwargs: 0.0,
-        functools.partial(lambda weight, args, sample: weight, 1.0),
-        ComputeReward,
-        ComputeReward(None),
-        StaticReward,
-        StaticReward(),
-        ClassReward,
-        type("StaticCall", (), {"__call__": staticmethod(single)}),
-        CallableReward,
-        CallableReward(),
-        max,
+        ("rewards", single_keyword),
+        ("rewards", batch_async),
+        ("rewards", lambda *args, **kwargs: 0.0),
+        ("rewards", functools.partial(lambda weight, args, sample: weight, 1.0)),
+        ("rewards", ComputeReward),
+        ("rewards", ComputeReward(None)),
+        ("rewards", StaticReward),
+        ("rewards", type("StaticCall", (), {"__call__": staticmethod(single)})),
+        ("rewards", CallableReward()),
+        ("rewards", max),
+        ("generators", generate_annotated),
+        ("generators", Generator()),
+        ("generators", wrapped(generate)),
+        ("generators", functools.partial(generate)),
     ],
 )
-def test_reward_forms(obj: Any) -> None:
-    check("rewards", obj)
+def test_forms_that_are_accepted(kind: str, obj: Any) -> None:
+    check(kind, obj)
 
 
 @pytest.mark.parametrize(
@@ -119,48 +119,12 @@ def test_a_wrong_reward_is_shown_beside_the_right_one(obj: Any, expected: str, f
     assert found in message
 
 
-async def generate(args: Any, sample: Any, sampling_params: Any) -> Any: ...
-async def generate_eval(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any: ...
-async def generate_context(args: Any, sample: Any, sampling_params: Any, *, context: Any) -> Any: ...
-def generate_annotated(args: Any, sample: Any, sampling_params: Any) -> Awaitable[Any]: ...
-
-
-class Generator:
-    async def __call__(self, args: Any, sample: Any, sampling_params: Any) -> Any: ...
-
-
-def wrapped(function: Any) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return call
-
-
-@pytest.mark.parametrize(
-    "obj",
-    [
-        generate,
-        generate_eval,
-        generate_context,
-        generate_annotated,
-        Generator(),
-        wrapped(generate),
-        functools.partial(generate),
-    ],
-)
-def test_generate_forms(obj: Any) -> None:
-    check("generators", obj)
-
-
-def test_a_generate_function_must_be_async() -> None:
+def test_a_generate_function_is_async_and_takes_the_sampling_params() -> None:
     def plain(args: Any, sample: Any, sampling_params: Any) -> Any: ...
 
     with pytest.raises(PluginSignatureError, match=r"found plain\(args: .*Make it `async def`"):
         check("generators", plain)
 
-
-def test_a_generate_function_must_take_the_sampling_params() -> None:
     async def short(args: Any, sample: Any) -> Any: ...
 
     with pytest.raises(PluginSignatureError, match=r"expected async \(args, sample, samp.*found async short"):

@@ -1,11 +1,17 @@
-"""Settings, a data source and a reward that the tests of rollouts share."""
+"""Settings, a data source, a reward, an engine and a whole rollout that the tests of rollouts share."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from slime_core.config import Args
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.gate import GatedEngine
+from slime_core.rollout.generate import SampleRunner
+from slime_core.rollout.pool import RolloutContext, generate_rollout
+from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Group, Sample
 
 
@@ -64,3 +70,29 @@ class Scorer:
 
     async def score(self, samples: list[Sample], evaluation: bool) -> list[float]:
         return [self.rewards(sample) for sample in samples]
+
+
+class Engine:
+    """Stands still until aborted."""
+
+    def __init__(self) -> None:
+        self.aborted = asyncio.Event()
+
+    async def abort(self, rid: str | None = None) -> None:
+        self.aborted.set()
+
+
+def make_runner(args: Args, generator: Any, scorer: Any = None, *, resolve: Any = None, **more: Any) -> SampleRunner:
+    """Return what runs groups by `generator`, scored by `scorer`, or by the parity of their index."""
+    engine: Any = Engine()
+    gated = GatedEngine(engine, deterministic=True, places=args.sglang_server_concurrency)
+    rewards = RewardStage(args, scorer or Scorer(), None)
+    return SampleRunner(args, gated, None, generator, rewards, resolve, **more)
+
+
+async def roll(
+    args: Args, generator: Any, source: Source | None = None, *, scorer: Any = None, keep: Any = None, **more: Any
+) -> Any:
+    """Return what rollout 3 gives, with `keep` as dynamic filter."""
+    context = RolloutContext(make_runner(args, generator, scorer, **more), FilterStage(args, keep, "test"))
+    return await generate_rollout(args, 3, source or Source(), context=context)

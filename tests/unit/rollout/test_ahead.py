@@ -1,18 +1,111 @@
-"""One rollout ahead: when generation begins, what waits for it, and what a commit holds."""
+"""`--async-mode full` over a real stage: what is trained on, what a commit gets, and how generation ends."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
-from slime_core.config import Args
-from slime_core.errors import RolloutError, RolloutInterrupted
-from slime_core.rollout.ahead import OWNER, Ahead
-from slime_core.rollout.stage import RolloutResult
-from slime_core.rollout.state import OpenGroups
+from slime_core.config import Args, load_settings
+from slime_core.errors import EngineError, RolloutError
+from slime_core.protocols import GenerateTraits
+from slime_core.rollout.ahead import Ahead
+from slime_core.rollout.event_loop import LoopThread
+from slime_core.rollout.fate import FilterStage
+from slime_core.rollout.pool import generate_rollout
+from slime_core.rollout.producer import OWNER
+from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.stage import RolloutParts, RolloutResult, RolloutStage
+from slime_core.rollout.state import OpenGroup, OpenGroups
 from slime_core.sample import Group, Sample, SampleStatus
+from tests.unit.rollout.parts import Scorer, Source
+
+FLAGS = "--hf-checkpoint none --prompt-data none --run-dir none --rm-type none --rollout-batch-size 2 --num-rollout 9"
+FLAGS += " --rollout-max-response-len 4 --n-samples-per-prompt 2 --global-batch-size 4 --sglang-server-concurrency 8"
+
+
+class Started(Scorer):
+    async def start(self) -> None:
+        """Nothing to load."""
+
+
+class Run:
+    """A stage and what generates in its event loop."""
+
+    label, traits = "generator 'test'", GenerateTraits()
+
+    def __init__(self, source: Source | None = None) -> None:
+        args = load_settings([*FLAGS.split(), "--async", "--async-mode", "full"], command="train", env={}).args
+        args.run_dir, self.open = None, True
+        self.source, self.engine = source or Source(), ScriptedEngine([])
+        parts = RolloutParts(
+            self.source, generate_rollout, None, CharTokenizer(), self.engine, self,  # type: ignore[arg-type]
+            RewardStage(args, Started(), None), FilterStage(args, None), lambda _: self,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.stage = RolloutStage(args, parts, LoopThread())
+        self.rollout = Ahead(args, self.stage)
+
+    async def call(self, args: Any, sample: Sample, params: Any, **_: Any) -> Sample:
+        while not self.open:
+            await asyncio.sleep(0.001)
+        meta = {"finish_reason": {"type": "stop"}, "weight_version": self.stage.weight_version}
+        sample.append_response_tokens(tokens=[5], log_probs=[-1.0], meta_info=meta)
+        return sample
+
+    def held(self) -> list[OpenGroup]:
+        """What a commit made now would hold."""
+        found = self.stage.between_callbacks(self.stage.open_groups.collect)
+        assert {name for name, _ in found} <= {OWNER}
+        return [group for _, group in found]
+
+    async def until(self, holds: Callable[[list[OpenGroup]], bool]) -> list[OpenGroup]:
+        """Wait for what a commit would hold."""
+        async with asyncio.timeout(60):
+            while not holds(held := self.held()):
+                await asyncio.sleep(0.001)
+        return held
+
+
+@pytest.mark.parametrize("end", ["stop", "abandon"])
+async def test_the_end_of_generation_ends_a_take_that_waits(end: str) -> None:
+    run = Run()
+    run.open = False
+    await run.rollout.start()
+    taking = asyncio.create_task(run.rollout.generate(0))
+    await run.until(bool)
+    await getattr(run.rollout, end)()
+    with pytest.raises(RolloutError, match="generation has been stopped"):
+        await asyncio.wait_for(taking, 60)
+    assert run.engine.started is (end == "abandon")
+    with pytest.raises(AssertionError, match="start comes first"):
+        run.stage.generate_groups(0)
+    await run.rollout.stop()
+
+
+async def test_the_engine_is_stopped_although_it_does_not_abort() -> None:
+    run = Run()
+    run.open = False
+    await run.rollout.start()
+    taking = asyncio.create_task(run.rollout.generate(0))
+    await run.until(bool)
+    abort = run.engine.abort
+
+    async def fails(rid: str | None = None) -> None:
+        run.engine.abort = abort  # type: ignore[method-assign]
+        raise EngineError("no answer")
+
+    run.engine.abort = fails  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="no answer"):
+        await run.rollout.stop()
+    assert not run.engine.started
+    run.open = True
+    await asyncio.wait({taking}, timeout=60)
+
+
+# -- one rollout ahead: when generation begins, what waits for it, and what a commit holds ---------------
 
 
 class Loop:
@@ -75,53 +168,6 @@ def settings(**changes: Any) -> Args:
     return Args(**{"num_rollout": 9, **changes})
 
 
-async def turns() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def test_taking_a_rollout_begins_the_next_and_only_that() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    await ahead.start()
-    await turns()
-    assert stage.said == ["start"]
-    stage.let(0, 1)
-    first = await ahead.generate(0)
-    await turns()
-    assert batch(first)[0] == 0
-    assert stage.said == ["start", "generate 0", "generate 1"]
-    assert batch(await ahead.generate(1))[0] == 1
-    await turns()
-    assert stage.said[-1] == "generate 2"
-    await ahead.stop()
-
-
-async def test_the_last_rollout_begins_no_other() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(num_rollout=1), stage)
-    stage.let(0)
-    await ahead.generate(0)
-    await turns()
-    assert stage.said == ["generate 0"]
-    await ahead.before_push()
-    await ahead.before_save()
-
-
-@pytest.mark.parametrize("verb", ["before_push", "before_save"])
-async def test_pushes_and_commits_wait_for_the_rollout_in_flight(verb: str) -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0)
-    await ahead.generate(0)
-    waiting = asyncio.create_task(getattr(ahead, verb)())
-    await turns()
-    assert not waiting.done()
-    stage.let(1)
-    await waiting
-    await ahead.stop()
-
-
 async def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
     stage = Stage()
     ahead = Ahead(settings(), stage)
@@ -135,64 +181,6 @@ async def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
     assert batch(second)[2] == 2
     assert 0.0 <= second.metrics["perf/rollout_idle_fraction"] <= 1.0
     await ahead.stop()
-
-
-async def test_a_commit_holds_the_waiting_rollout_and_a_resumed_run_trains_on_it() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0, 1)
-    await ahead.generate(0)
-    assert list(ahead.open_groups()) == []  # rollout 1 is being generated
-    await ahead.before_save()
-    held = [(name, group) for name, group in stage.open_groups.collect()]
-    assert [(name, group.rollout_id, group.group_index) for name, group in held] == [(OWNER, 1, 1)]
-    await ahead.stop()
-
-    resumed = Stage()
-    resumed.weight_version = 2
-    resumed.open_groups.restore(held)
-    again = Ahead(settings(), resumed)
-    result = await again.generate(1)
-    await turns()
-    assert batch(result)[1] == [held[0][1].samples]
-    assert result.metrics["rollout/x"] == 1.0
-    assert result.metrics["rollout/staleness/max"] == 1.0
-    assert resumed.said == ["generate 2"]
-    await again.stop()
-
-
-async def test_an_interrupted_rollout_lets_a_commit_be_made_and_ends_the_next_take() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0)
-    stage.let(1, error=RolloutInterrupted())
-    await ahead.generate(0)
-    await ahead.before_push()
-    await ahead.before_save()
-    assert list(ahead.open_groups()) == []
-    with pytest.raises(RolloutInterrupted):
-        await ahead.generate(1)
-    await ahead.before_save()
-    await ahead.stop()
-
-
-async def test_a_rollout_that_is_abandoned_leaves_the_engine_to_another_one() -> None:
-    stage = Stage()
-    ahead = Ahead(settings(), stage)
-    stage.let(0)
-    await ahead.generate(0)
-    await turns()
-    await ahead.abandon()
-    assert stage.release[1].cancelled()
-    assert stage.said[-1] == "abandon"
-    assert "stop" not in stage.said
-    assert list(ahead.open_groups()) == []
-    stage.open_groups.clear()
-    stage.release.clear()
-    another = Ahead(settings(), stage)
-    stage.let(0)
-    assert batch(await another.generate(0))[0] == 0
-    await another.stop()
 
 
 def test_over_the_limit_tokens_are_masked_or_the_run_ends() -> None:

@@ -14,13 +14,8 @@ from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.estimator import EstimatorBase
 from slime_core.rollout.batch import make_batch
-from slime_core.rollout.fate import FilterStage
-from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.pool import RolloutContext, generate_rollout
-from slime_core.rollout.reward import RewardStage
 from slime_core.sample import Sample, SampleStatus
-from tests.unit.rollout.parts import Source, rollout_args
+from tests.unit.rollout.parts import Scorer, Source, roll, rollout_args
 
 
 def make_args(**changes: Any) -> Args:
@@ -32,14 +27,6 @@ class Greedy(EstimatorBase):
 
     def shape_rewards(self, args: Any, inputs: Any) -> list[float]:
         return [reward - base for reward, base in zip(inputs.rewards, inputs.baselines, strict=True)]
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.aborted = asyncio.Event()
-
-    async def abort(self, rid: str | None = None) -> None:
-        self.aborted.set()
 
 
 class Generator:
@@ -66,30 +53,10 @@ class Generator:
         return sample
 
 
-class Scorer:
-    """0.25 for a greedy answer, the parity of the index for a sampled one."""
-
-    label = "reward 'test'"
-    batched = False
-    scores_groups = False
-
-    async def score(self, samples: list[Sample], evaluation: bool) -> list[Any]:
-        return [0.25 if s.tokens[-1] == 9 else float(s.index % 2) for s in samples]
-
-
-def runner_of(args: Any, generator: Any, scorer: Any = None) -> SampleRunner:
-    gated = GatedEngine(Engine(), deterministic=True)
-    return SampleRunner(
-        args, gated, None, generator, RewardStage(args, scorer or Scorer(), None), None, greedy_baseline=True
-    )
-
-
 def rollout(args: Any, source: Source, generator: Any, scorer: Any = None, keep: Any = None) -> Any:
-    async def go() -> Any:
-        context = RolloutContext(runner_of(args, generator, scorer), FilterStage(args, keep, "test"))
-        return await generate_rollout(args, 3, source, context=context)
-
-    return asyncio.run(go())
+    """0.25 for a greedy answer, the parity of the index for a sampled one."""
+    scorer = scorer or Scorer(lambda sample: 0.25 if sample.tokens[-1] == 9 else float((sample.index or 0) % 2))
+    return asyncio.run(roll(args, generator, source, scorer=scorer, keep=keep, greedy_baseline=True))
 
 
 def test_one_greedy_response_per_group_reaches_the_estimator_and_no_trainer() -> None:
@@ -124,24 +91,6 @@ def test_an_aborted_group_keeps_the_baseline_it_has_and_survives_the_checkpoint(
     assert [g[0].group_index for g in out.samples] == [0, 3]
     assert [call["index"] for call in again.greedy] == [-4]  # group 3's; group 0 has its own
     assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
-
-
-def test_an_aborted_baseline_is_made_again() -> None:
-    args, source = make_args(over_sampling_batch_size=3, partial_rollout=True), Source(metadata={"source_name": "sums"})
-    rollout(args, source, Generator(slow=[0]))
-    assert all(greedy_baseline.BASELINE not in s.metadata for s in source.returned[0])
-    again = Generator()
-    out = rollout(make_args(partial_rollout=True), source, again)
-    assert sorted(call["index"] for call in again.greedy) == [-4, -1]
-    assert [s.metadata[greedy_baseline.BASELINE] for s in out.samples[0]] == [0.25, 0.25]
-
-
-def test_a_group_that_starts_afresh_gets_a_new_baseline() -> None:
-    args, source = make_args(over_sampling_batch_size=3), Source(metadata={"source_name": "sums"})
-    rollout(args, source, Generator(slow_sampled=[0]))
-    again = Generator()
-    rollout(make_args(), source, again)
-    assert -1 in [call["index"] for call in again.greedy]
 
 
 def test_a_reward_that_compares_sees_it_as_the_groups_last_sample() -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from pathlib import Path
 
 import pytest
 from slime_runs.board import start_board, stop_board
 
-from slime_core.errors import RolloutError
+from slime_core.errors import RolloutError, RolloutInterrupted
 from slime_core.rollout import deadlines
-from slime_core.rollout.fate import FilterStage
-from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.pool import RolloutContext, generate_rollout
-from slime_core.rollout.reward import RewardStage
+from slime_core.rollout.deadlines import Interruptible, evaluated
 from slime_core.sample import Sample
 from slime_core.waits import current
-from tests.unit.rollout.parts import Source, rollout_args
+from tests.unit.rollout.parts import Source, make_runner, roll, rollout_args
 from tests.virtual_time import in_virtual_time
 
 STEP = 0.03
@@ -28,11 +26,6 @@ def _args(**changes):
         "rm_timeout": None, "rollout_timeout": None, "group_timeout": STEP, "rollout_stop_timeout": STEP,
     }  # fmt: skip
     return rollout_args(**{**more, **changes})
-
-
-class Engine:
-    async def abort(self, rid=None):
-        pass
 
 
 class Generator:
@@ -58,35 +51,13 @@ class Generator:
         return sample
 
 
-class Scorer:
-    label = spec = "reward 'test'"
-    provenance: dict = {}
-    batched = False
-
-    def __init__(self, hangs=(), scores_groups=False) -> None:
-        self.hangs, self.scores_groups = set(hangs), scores_groups
-
-    async def score(self, samples, evaluation):
-        if self.hangs & {s.index for s in samples}:
-            await asyncio.Event().wait()
-        return [float(s.index % 2) for s in samples]
-
-
-async def _roll(args, generator, *, scorer=None, source=None):
-    gated = GatedEngine(Engine(), deterministic=True, places=args.sglang_server_concurrency)
-    runner = SampleRunner(args, gated, None, generator, RewardStage(args, scorer or Scorer(), None), lambda spec: None)
-    return await generate_rollout(
-        args, 3, source or Source(), context=RolloutContext(runner, FilterStage(args, None, "test"))
-    )
-
-
 def _groups(output):
     return [g[0].group_index for g in output.samples]
 
 
 @in_virtual_time
 async def test_substitute_draws_another_prompt() -> None:
-    output = await _roll(_args(), Generator(hangs=[1]))
+    output = await roll(_args(), Generator(hangs=[1]))
     assert _groups(output) == [1, 2]
     assert output.metrics["rollout/groups_drawn"] == 3
     assert [v for k, v in output.metrics.items() if k.endswith("group_timeout")] == [1]
@@ -95,7 +66,7 @@ async def test_substitute_draws_another_prompt() -> None:
 @in_virtual_time
 async def test_retry_generates_the_same_prompt_afresh() -> None:
     generator = Generator(hangs=[1], times=1)
-    output = await _roll(_args(group_timeout_policy="retry"), generator)
+    output = await roll(_args(group_timeout_policy="retry"), generator)
     assert _groups(output) == [0, 1]
     assert generator.calls.count(0) == generator.calls.count(1) == 2, "the whole group"
     assert output.metrics["rollout/groups_drawn"] == 2
@@ -105,14 +76,14 @@ async def test_retry_generates_the_same_prompt_afresh() -> None:
 @in_virtual_time
 async def test_retries_are_bounded() -> None:
     generator = Generator(hangs=[1])
-    output = await _roll(_args(group_timeout_policy="retry"), generator)
+    output = await roll(_args(group_timeout_policy="retry"), generator)
     assert _groups(output) == [1, 2]
     assert generator.calls.count(1) == 3, "--group-timeout-retries 2"
 
 
 @in_virtual_time
 async def test_shrink_goes_on_with_the_samples_that_are_done() -> None:
-    output = await _roll(_args(group_timeout_policy="shrink"), Generator(hangs=[1]))
+    output = await roll(_args(group_timeout_policy="shrink"), Generator(hangs=[1]))
     assert _groups(output) == [0, 1]
     assert [s.status for s in output.samples[0]] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
     assert output.samples[0][0].reward == 0.0
@@ -120,30 +91,10 @@ async def test_shrink_goes_on_with_the_samples_that_are_done() -> None:
 
 
 @in_virtual_time
-async def test_shrink_cuts_off_rewards_too() -> None:
-    output = await _roll(_args(group_timeout_policy="shrink"), Generator(), scorer=Scorer(hangs=[1]))
-    assert [s.status for s in output.samples[0]] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
-
-
-@in_virtual_time
-async def test_shrink_gives_up_a_group_whose_common_reward_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
-    scorer = Scorer(hangs=[1], scores_groups=True)
-    assert _groups(await _roll(_args(group_timeout_policy="shrink"), Generator(), scorer=scorer)) == [1, 2]
-
-
-@in_virtual_time
-async def test_drop_trains_on_a_group_less() -> None:
-    output = await _roll(_args(group_timeout_policy="drop"), Generator(hangs=[1]))
-    assert _groups(output) == [1]
-    assert output.metrics["rollout/groups_drawn"] == 2
-
-
-@in_virtual_time
 async def test_drop_leaves_whole_optimizer_steps() -> None:
     source = Source()
     args = _args(rollout_batch_size=4, over_sampling_batch_size=4, global_batch_size=4, group_timeout_policy="drop")
-    output = await _roll(args, Generator(hangs=[1]), source=source)
+    output = await roll(args, Generator(hangs=[1]), source)
     assert _groups(output) == [1, 2]
     assert [g[0].group_index for g in source.returned] == [3], "what is too little for a step goes back"
 
@@ -151,15 +102,14 @@ async def test_drop_leaves_whole_optimizer_steps() -> None:
 @in_virtual_time
 async def test_drop_of_everything_is_an_error() -> None:
     with pytest.raises(RolloutError, match="0 of 2 kept"):
-        await _roll(_args(group_timeout_policy="drop"), Generator(hangs=[0, 2]))
+        await roll(_args(group_timeout_policy="drop"), Generator(hangs=[0, 2]))
 
 
 @pytest.mark.parametrize("policy", ["substitute", "shrink", "drop"])
 @in_virtual_time
 async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
     args, generator = _args(group_timeout_policy=policy), Generator(hangs=[1])
-    gated = GatedEngine(Engine(), deterministic=True, places=64)
-    runner = SampleRunner(args, gated, None, generator, RewardStage(args, Scorer(), None), lambda spec: None)
+    runner = make_runner(args, generator)
     (group,) = Source().get_samples(1)
     done = await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
     assert [s.status for s in done] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
@@ -168,23 +118,6 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
     (group,) = Source().get_samples(1)
     with pytest.raises(RolloutError, match="evaluated group 0 at rollout 4: not done"):
         await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
-
-
-@in_virtual_time
-async def test_a_sample_that_is_cut_off_has_ended_once_also_where_it_goes_on() -> None:
-    """Counted twice, places for more samples than there are would be drawn for."""
-    args, generator, told = _args(group_timeout_policy="shrink"), Generator(hangs=[1], deaf=True), []
-    gated = GatedEngine(Engine(), deterministic=True, places=64)
-    runner = SampleRunner(args, gated, None, generator, RewardStage(args, Scorer(), None), lambda spec: None)
-    (group,) = Source().get_samples(1)
-
-    def note(siblings) -> None:
-        told.append([s.index for s in siblings])
-
-    await deadlines.group_runner(runner)(group, {}, rollout_id=3, sample_done=note)
-    generator.release.set()
-    await asyncio.sleep(1)
-    assert told == [[0], [1]]
 
 
 @pytest.mark.parametrize("deaf", [False, True])
@@ -210,7 +143,7 @@ async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
     start_board(tmp_path, "rollout")
     try:
         with pytest.raises(RolloutError, match=r"group 0 of rollout 4: not done within 0.03 s .*stalls/.*\.txt"):
-            await _roll(_args(group_timeout_policy="stop"), Generator(hangs=[1]))
+            await roll(_args(group_timeout_policy="stop"), Generator(hangs=[1]))
     finally:
         stop_board()
     (report,) = (tmp_path / "stalls").iterdir()
@@ -224,7 +157,7 @@ async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
 async def test_a_task_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
     generator, source = Generator(hangs=[1], deaf=True), Source()
-    output = await _roll(_args(group_timeout_policy="retry"), generator, source=source)
+    output = await roll(_args(group_timeout_policy="retry"), generator, source)
     assert _groups(output) == [1, 2]
     assert generator.calls.count(1) == 1, "what may still write to the samples is not given them again"
     generator.release.set()
@@ -235,7 +168,7 @@ async def test_a_task_that_ignores_its_cancellation_is_left_behind(monkeypatch: 
 async def test_groups_in_excess_that_ignore_their_cancellation_do_not_hold_the_end(monkeypatch) -> None:
     monkeypatch.setattr(deadlines, "CANCEL_GRACE", 0.01)
     generator, source = Generator(hangs=[1], deaf=True), Source()
-    output = await _roll(_args(group_timeout=None, over_sampling_batch_size=3), generator, source=source)
+    output = await roll(_args(group_timeout=None, over_sampling_batch_size=3), generator, source)
     assert _groups(output) == [1, 2]
     (returned,) = source.returned
     assert [(s.index, s.status, s.tokens) for s in returned] == [(i, Sample.Status.PENDING, [1]) for i in (0, 1)]
@@ -255,25 +188,13 @@ async def test_the_clock_starts_with_a_place() -> None:
             return await super().call(*args, **keywords)
 
     args = _args(rollout_batch_size=6, over_sampling_batch_size=6, sglang_server_concurrency=2, group_timeout=STEP)
-    assert _groups(await _roll(args, Slow())) == list(range(6))
-
-
-@in_virtual_time
-async def test_hanging_groups_count_as_failures_in_a_row() -> None:
-    class AllHang(set):
-        def __contains__(self, index):
-            return True
-
-    generator = Generator()
-    generator.hangs = AllHang()
-    with pytest.raises(RolloutError, match="4 samples in a row failed"):
-        await _roll(_args(max_consecutive_failures=4), generator)
+    assert _groups(await roll(args, Slow())) == list(range(6))
 
 
 @in_virtual_time
 async def test_a_rollout_in_which_no_sample_ends_stops_the_run() -> None:
     with pytest.raises(RolloutError, match=r"groups of rollout 4: not done within 0\.03 s"):
-        await _roll(_args(group_timeout=None, rollout_stall_timeout=STEP), Generator(hangs=[1, 2]))
+        await roll(_args(group_timeout=None, rollout_stall_timeout=STEP), Generator(hangs=[1, 2]))
 
 
 @in_virtual_time
@@ -284,13 +205,41 @@ async def test_a_rollout_that_moves_on_does_not() -> None:
             return await super().call(*args, **keywords)
 
     args = _args(group_timeout=None, rollout_stall_timeout=STEP, sglang_server_concurrency=1)
-    assert _groups(await _roll(args, OneByOne())) == [0, 1]
+    assert _groups(await roll(args, OneByOne())) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("timeouts", "hooks", "expected"),
-    [((10.0, 5.0), 0, 75.0), ((10.0, 5.0), 2, 95.0), ((None, 5.0), 0, None), ((10.0, None), 0, None)],
-)
-def test_the_stall_deadline_follows_from_those_of_samples(timeouts, hooks, expected) -> None:
-    args = _args(rollout_timeout=timeouts[0], rm_timeout=timeouts[1])
-    assert deadlines._stall_limit(args, hooks) == expected
+# -- evaluations that are interrupted, or take too long --------------------------------------------------
+
+
+async def hang(begun: asyncio.Event) -> None:
+    begun.set()
+    await asyncio.Event().wait()
+
+
+async def test_an_interrupt_ends_what_runs_and_what_comes(recwarn: pytest.WarningsRecorder) -> None:
+    before = set(current())  # what the garbage collector has not yet ended of other tests
+    evaluations, begun = Interruptible(), asyncio.Event()
+    running = asyncio.create_task(evaluated(evaluations, hang(begun), "evaluation", None))
+    await begun.wait()
+    evaluations.interrupt()
+    with pytest.raises(RolloutInterrupted) as interrupted:
+        await running
+    assert not interrupted.value.drew
+    again = asyncio.Event()
+    with pytest.raises(RolloutInterrupted):
+        await evaluated(evaluations, hang(again), "evaluation", None)
+    assert not again.is_set()
+    gc.collect()
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
+    assert set(current()) <= before
+
+
+async def test_the_deadline_stops_the_run_with_a_report(tmp_path: Path) -> None:
+    start_board(tmp_path, "test")
+    try:
+        with pytest.raises(RolloutError, match=r"evaluation at rollout 3: .*0\.02 s.*--eval-timeout.*stalls"):
+            await evaluated(Interruptible(), hang(asyncio.Event()), "evaluation at rollout 3", 0.02)
+    finally:
+        stop_board()
+    (report,) = (tmp_path / "stalls").iterdir()
+    assert "evaluation at rollout 3 (deadline 0.02 s" in report.read_text()

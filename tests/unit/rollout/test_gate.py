@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
-
-import pytest
 
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.sample import GenerationOutput
 from slime_core.waits import current
+from tests.agent_toys import StreamingEngine, ToyTokenizer
 
 
 def lent(hold: Hold, works: Sequence[Callable[[], Awaitable[Any]]]) -> list[asyncio.Task[Any]]:
@@ -46,34 +46,6 @@ class Engine:
     async def generate(self, input_ids, sampling_params, *, rid=None, session_id=None):
         await self.release.wait()
         return GenerationOutput([1], [-1.0], "x", {})
-
-
-async def test_steps_wait_for_user_code() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-    assert engine.may_step()
-    with gate.hold(), gate.hold():
-        assert not engine.may_step()
-        first = asyncio.create_task(gate.generate([1], {}))
-        await asyncio.sleep(0)
-        assert not engine.may_step()  # the other live sample is in user code
-        second = asyncio.create_task(gate.generate([1], {}))
-        await asyncio.sleep(0)
-        assert engine.may_step()
-        before = engine.notified
-        engine.release.set()
-        await asyncio.gather(first, second)
-        assert not engine.may_step()
-    assert engine.may_step()
-    assert engine.notified > before
-
-
-async def test_without_determinism_the_engine_is_left_alone() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=False)
-    with gate.hold():
-        assert engine.may_step is None
-    assert engine.notified == 0
 
 
 async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_it() -> None:
@@ -114,25 +86,6 @@ async def test_a_group_has_the_engine_wait_from_its_drawing_to_the_decision_on_i
     assert engine.may_step()
 
 
-async def test_a_group_that_was_given_up_does_not_hold_the_engine() -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=True)
-
-    async def broken() -> None:
-        raise KeyError
-
-    with gate.hold() as hold:
-        runs = lent(hold, [engine.release.wait, engine.release.wait, broken])
-        never_begins, rest, failed = runs
-        never_begins.cancel()
-        with pytest.raises(KeyError):
-            await failed
-    engine.release.set()
-    await rest
-    assert never_begins.cancelled()
-    assert engine.may_step()
-
-
 async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> None:
     gate = GatedEngine(Engine(), deterministic=True, places=1)
     go_on, entered = asyncio.Event(), []
@@ -159,34 +112,26 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     assert names() == []
 
 
-async def test_what_is_no_exception_reaches_who_waits_and_frees_the_place() -> None:
-    class Gone(BaseException):
-        pass
-
-    async def sample(name: str) -> str:
-        if name == "a":
-            raise Gone(name)
-        return name
-
-    gate = GatedEngine(Engine(), deterministic=True, places=1)
-    with gate.hold() as hold:
-        runs = lent(hold, [partial(sample, name) for name in "ab"])
-        found = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
-    assert [type(one) for one in found] == [Gone, str]
+# -- streams count for the engine's gate as other requests do --------------------------------------------
 
 
-async def test_the_engine_is_busy_while_a_request_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine()
-    gate = GatedEngine(engine, deterministic=False)
-    now = 100.0
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-    requests = [asyncio.ensure_future(gate.generate([1], {})) for _ in range(2)]
-    await asyncio.sleep(0)
-    now = 103.0
-    assert gate.take_busy_seconds() == 3.0  # two at a time are no longer than one
-    now = 105.0
-    engine.release.set()
-    await asyncio.gather(*requests)
-    now = 110.0
-    assert gate.take_busy_seconds() == 2.0
-    assert gate.take_busy_seconds() == 0.0
+class Notified(StreamingEngine):
+    """Says when it may step, as the embedded engine asks."""
+
+    def notify(self) -> None:
+        """Nothing to wake."""
+
+
+async def test_a_stream_waits_for_the_engine_like_any_request() -> None:
+    engine: Any = Notified(["abcdefgh"], tokenizer=ToyTokenizer())
+    gated = GatedEngine(engine, deterministic=True)
+    with gated.hold():
+        assert not engine.may_step(), "the sample runs user code"
+        async with aclosing(gated.stream([1], {"max_new_tokens": 9}, rid="r")) as outputs:
+            lengths = []
+            async for output in outputs:
+                assert engine.may_step()
+                lengths.append(len(output.token_ids))
+        assert lengths == [3, 6, 9]
+        assert not engine.may_step()
+    assert gated.take_busy_seconds() >= 0

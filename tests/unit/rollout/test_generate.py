@@ -8,28 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout.batch import make_batch
 from slime_core.rollout.fate import Outcome, decide
-from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner
 from slime_core.sample import Sample
+from tests.unit.rollout.parts import Scorer, make_runner, rollout_args
 
-ARGS = Args(rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8)
-
-
-class Scores:
-    """Rewards every sample that was generated with 1."""
-
-    scores_groups = False
-
-    async def score(
-        self, samples: list[Sample], *, evaluation: bool = False, rollout_id: int | None = None, args: Any = None
-    ) -> None:
-        for sample in samples:
-            if sample.status == Sample.Status.COMPLETED:
-                sample.reward = 1.0
+ARGS = rollout_args()
 
 
 class Generator:
@@ -48,10 +34,7 @@ class Generator:
 
 
 def _runner(function: Any, resolve: Any = None, args: Any = ARGS) -> SampleRunner:
-    engine: Any = object()
-    rewards: Any = Scores()
-    gated = GatedEngine(engine, deterministic=False)
-    return SampleRunner(args, gated, None, Generator(function), rewards, resolve)
+    return make_runner(args, Generator(function), Scorer(lambda sample: 1.0), resolve=resolve)
 
 
 def _group() -> list[Sample]:
@@ -182,19 +165,3 @@ def test_a_row_that_names_no_generate_function_there_is_fails_alone() -> None:
     done = asyncio.run(_runner(fine, resolve).run_group(group, {}, rollout_id=0))
     assert "no generator 'nowhere'" in done[0].metadata["failure"]["error"]
     assert done[1].reward == 1.0
-
-
-async def test_one_reason_is_told_once_whichever_sample_has_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def broken(sample: Sample) -> Sample:
-        raise ValueError(f"no answer for {sample.group_index}")
-
-    runner = _runner(broken)
-    for number in range(12):
-        group = _group()
-        for sample in group:
-            sample.group_index = number
-        await runner.run_group(group, {}, rollout_id=0)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert told[0].startswith("sample 1 failed in generator 'g': ValueError: no answer for 0 (at ")
-    assert told[1].endswith("(10 samples so far)")

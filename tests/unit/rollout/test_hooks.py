@@ -12,11 +12,10 @@ import pytest
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.protocols import EditTraits, declares
-from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner
 from slime_core.rollout.hooks import RolloutHooks
 from slime_core.sample import Sample
 from tests.hooks_with import hooks_with
+from tests.unit.rollout.parts import Scorer, make_runner, rollout_args
 
 ARGS = Args(rollout_timeout=5.0)
 FLAG = "--rollout-sample-hook-path"
@@ -139,74 +138,29 @@ class FanOut:
         return siblings if len(siblings) > 1 else siblings[0]
 
 
-class Rewards:
-    """Notes what each sample looked like when it was scored."""
-
-    scores_groups = False
-
-    def __init__(self) -> None:
-        self.scored: list[tuple[int, str]] = []
-
-    async def score(self, samples, *, evaluation=False, rollout_id=None, args=None):
-        for sample in samples:
-            if sample.status == Sample.Status.COMPLETED:
-                self.scored.append((sample.index, sample.metadata["note"]))
-                sample.reward = 1.0
-
-
 def test_fan_out_and_continued_samples_are_seen_once_before_their_reward() -> None:
-    args = Args(
-        rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,
-        mask_offpolicy_in_partial_rollout=False,
-    )  # fmt: skip
     seen: list[tuple[int, int, bool]] = []
+    scored: list[tuple[int | None, str]] = []
 
     async def note(args, sample, rollout_id, evaluation):
         await asyncio.sleep(0)
         seen.append((sample.index, rollout_id, evaluation))
         sample.metadata["note"] = f"{sample.metadata.get('note', '')}{rollout_id}"
 
-    async def go() -> tuple[list[Sample], list[Sample], Rewards]:
-        rewards: Any = Rewards()
-        hooks = _sample_hooks(note)
-        engine: Any = object()
-        resolve: Any = None
-        runner = SampleRunner(
-            args, GatedEngine(engine, deterministic=False), None, FanOut(), rewards, resolve, hooks=hooks
-        )
+    def score(sample: Sample) -> float:
+        scored.append((sample.index, sample.metadata["note"]))
+        return 1.0
+
+    async def go() -> tuple[list[Sample], list[Sample]]:
+        runner = make_runner(rollout_args(), FanOut(), Scorer(score), hooks=_sample_hooks(note))
         group = [Sample(group_index=0, index=i, tokens=[1], prompt="p") for i in (2, 3)]
         first = await runner.run_group(group, {}, rollout_id=7)
         again = await runner.run_group([first[-1]], {}, rollout_id=8)
         await runner.run_group([Sample(group_index=1, index=5, tokens=[1])], {}, rollout_id=8, evaluation=True)
-        return first, again, rewards
+        return first, again
 
-    first, again, rewards = asyncio.run(go())
+    first, again = asyncio.run(go())
     assert [(s.index, s.rollout_id, s.metadata.get("note")) for s in first[:2]] == [(2, 2, "7"), (2, 2, "7")]
     assert (again[0].metadata["note"], again[0].response_length) == ("8", 2)  # not when it was aborted
     assert seen == [(2, 7, False), (2, 7, False), (3, 8, False), (5, 8, True)]
-    assert rewards.scored == [(2, "7"), (2, "7"), (3, "8"), (5, "8")]
-
-
-def test_a_hook_that_breaks_a_sample_fails_it_under_its_flag() -> None:
-    args = Args(
-        rollout_seed=1, rollout_timeout=5.0, max_consecutive_failures=100, sglang_server_concurrency=8,
-        mask_offpolicy_in_partial_rollout=False,
-    )  # fmt: skip
-
-    @declares(EditTraits(edits_samples=True))
-    def cut(args, sample):
-        sample.loss_mask = [1, 1, 1]
-
-    async def go() -> list[Sample]:
-        engine: Any = object()
-        rewards: Any = Rewards()
-        resolve: Any = None
-        hooks = _sample_hooks(cut)
-        gated = GatedEngine(engine, deterministic=False)
-        runner = SampleRunner(args, gated, None, FanOut(), rewards, resolve, hooks=hooks)
-        return await runner.run_group([Sample(group_index=0, index=1, tokens=[1], prompt="p")], {}, rollout_id=0)
-
-    (sample,) = asyncio.run(go())
-    assert sample.status == Sample.Status.FAILED
-    assert sample.metadata["failure"]["where"] == FLAG
-    assert "loss_mask has 3 entries for 1 tokens" in sample.metadata["failure"]["error"]
+    assert scored == [(2, "7"), (2, "7"), (3, "8"), (5, "8")]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slime_core.config import Args
 from slime_core.errors import CheckpointError, RolloutError
@@ -92,18 +88,6 @@ async def turns(count: int = 40) -> None:
 
 def indices(groups: list[list[Sample]]) -> list[int | None]:
     return [g[0].group_index for g in groups]
-
-
-async def test_rollouts_are_taken_while_generation_goes_on() -> None:
-    world = World(continuous_args())
-    first = await world.producer.take(0)
-    assert indices(first.groups) == [0, 1]
-    await turns()
-    assert len(world.waiting) >= 2  # without anybody asking
-    second = await world.producer.take(1)
-    assert indices(second.groups) == [2, 3]
-    assert world.source.begun == [(0, 1), (1, 1), (2, 1)]
-    await world.producer.stop()
 
 
 async def test_the_oldest_go_first_and_a_rollout_is_ordered_by_group() -> None:
@@ -235,35 +219,6 @@ def _stored(world: World) -> list[Any]:
     return [from_line(line)[1] for line in lines]
 
 
-@pytest.mark.parametrize("partial", [False, True])
-async def test_open_groups_come_back(partial: bool) -> None:
-    world = World(continuous_args(partial_rollout=partial))
-    world.hold = True
-    taking = asyncio.create_task(world.producer.take(0))
-    await turns()
-    await world.open(2, 1, 0)
-    await taking
-    await turns()
-    assert world.waiting == [2]
-    assert world.flying[0] == 3
-    world.doors.pop(6).set_result("stop")  # the first sample of group 3
-    await turns()
-    stored = _stored(world)
-    assert [(g.group_index, g.details["state"]) for g in stored[:2]] == [(2, "waiting"), (3, "in_flight")]
-    assert [s.status for s in stored[1].samples] == [
-        SampleStatus.COMPLETED if partial else SampleStatus.PENDING,
-        SampleStatus.PENDING,
-    ]
-    await world.producer.stop()
-
-    again = World(continuous_args(partial_rollout=partial), source=world.source)
-    again.producer.restore_open_groups(stored)
-    taken = await again.producer.take(1)
-    assert indices(taken.groups) == [2, 3]
-    assert (6 in again.began) is not partial
-    await again.producer.stop()
-
-
 async def test_dropped_groups_that_come_back_keep_their_rank() -> None:
     world, again = World(continuous_args()), World(continuous_args())
     for index, spread in enumerate((0.5, 2.0, 1.0)):
@@ -284,54 +239,3 @@ async def test_unfinished_groups_of_another_size_are_refused() -> None:
         await taking
     with pytest.raises(CheckpointError, match="Resume with --n-samples-per-prompt 2"):
         World(continuous_args(n_samples_per_prompt=4)).producer.restore_open_groups(stored)
-
-
-@given(seed=st.integers(0, 10**6), policy=st.sampled_from(["recycle", "drop", "mask"]), restart=st.booleans())
-def test_no_group_is_lost_and_none_is_trained_on_twice(seed: int, policy: str, restart: bool) -> None:
-    asyncio.run(_random_life(random.Random(seed), policy, restart))
-
-
-async def _random_life(rng: random.Random, policy: str, restart: bool) -> None:
-    """Groups end in any order, are dropped, aborted, aged; a rollout is taken whenever one can be."""
-    args = continuous_args(
-        max_staleness=1, staleness_policy=policy, dynamic_sampling_budget=1000, async_buffer_groups=4
-    )
-    dropped: list[int] = []
-
-    def new_world(**changes: Any) -> World:
-        world = World(args, keep=lambda args, group: rng.random() > 0.2, **changes)
-        world.hold = True
-        world.context.ledger.dropped = lambda group, reason: dropped.append(group[0].group_index)  # type: ignore[method-assign,assignment]
-        return world
-
-    world = new_world()
-    trained: list[int] = []
-    taking: asyncio.Task[Any] | None = None
-    rollout_id = 0
-    while rollout_id < 5:
-        taking = taking or asyncio.create_task(world.producer.take(rollout_id))
-        await turns(15)
-        ready = [i for i, door in world.doors.items() if not door.done()]
-        event = rng.random()
-        if event < 0.1:
-            world.version += 1
-            world.producer.wake()
-        elif event < 0.15:
-            await world.abort()
-        elif ready:
-            world.doors[rng.choice(ready)].set_result("stop")
-        if taking.done():
-            trained += [i for i in indices(taking.result().groups) if i is not None]
-            taking, rollout_id = None, rollout_id + 1
-            if restart and rollout_id == 2:
-                stored, source = _stored(world), world.source
-                await world.producer.stop()
-                version, world = world.version, new_world(source=source)
-                world.version = version
-                world.producer.restore_open_groups(stored)
-    await turns(15)
-    held = [g.group_index for g in world.producer.open_groups()]
-    buffered = [g[0].group_index for g in world.source.returned]
-    await world.producer.stop()
-    places = Counter([*trained, *held, *buffered, *dropped])  # every group that was drawn is in one of them, once
-    assert places == Counter(range(world.source.next))

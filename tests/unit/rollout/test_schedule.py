@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import math
 
 import pytest
+from slime_runs.metrics import eval_metrics
 
 from slime_core.errors import PluginError, RolloutError
-from slime_core.plugins.adapters import RewardCaller
-from slime_core.plugins.registry import Registry
-from slime_core.plugins.resolve import resolve
-from slime_core.rollout.fate import FilterStage
-from slime_core.rollout.gate import GatedEngine
-from slime_core.rollout.generate import SampleRunner
-from slime_core.rollout.pool import RolloutContext, generate_rollout
-from slime_core.rollout.reward import RewardStage
-from slime_core.sample import FilterDecision, Sample
-from tests.unit.rollout.parts import Scorer, Source, rollout_args
-
-
-class Engine:
-    """Stands still until aborted."""
-
-    def __init__(self) -> None:
-        self.aborted = asyncio.Event()
-
-    async def abort(self, rid=None):
-        self.aborted.set()
+from slime_core.rollout.pool import drawn_groups
+from slime_core.rollout.stage import eval_output, train_output
+from slime_core.sample import FilterDecision, RolloutFnTrainOutput, Sample
+from tests.unit.rollout.parts import Scorer, Source, roll, rollout_args
 
 
 class Generator:
@@ -53,28 +38,8 @@ class Generator:
         return sample
 
 
-def reward_caller(function, args):
-    registry = Registry()
-    registry.add_object("rewards", "mine", function)
-    return RewardCaller(resolve("rewards", "mine", registry=registry), args)
-
-
-def _run(args, source, generator, *, scorer=None, keep=None, engine=None):
-    async def go():
-        gated = GatedEngine(engine or Engine(), deterministic=True, places=args.sglang_server_concurrency)
-        runner = SampleRunner(args, gated, None, generator, RewardStage(args, scorer or Scorer(), None), None)
-        filters = FilterStage(args, keep, "test")
-        return await generate_rollout(args, 3, source, context=RolloutContext(runner, filters))
-
-    return asyncio.run(go())
-
-
-def test_groups_come_back_in_order_of_their_index() -> None:
-    out = _run(
-        rollout_args(rollout_batch_size=3, over_sampling_batch_size=3), Source(), Generator(order={0: 5, 1: 1, 2: 3})
-    )
-    assert [g[0].group_index for g in out.samples] == [0, 1, 2]
-    assert [s.reward for g in out.samples for s in g] == [0.0, 1.0] * 3
+def _run(args, source, generator, *, scorer=None, keep=None):
+    return asyncio.run(roll(args, generator, source, scorer=scorer, keep=keep))
 
 
 def test_a_fallback_group_is_dropped_while_there_are_more_than_enough() -> None:
@@ -123,10 +88,10 @@ def test_a_spent_budget_may_make_a_smaller_rollout_of_whole_steps() -> None:
     assert out.metrics["rollout/surplus_groups"] == 1
 
 
-@pytest.mark.parametrize("outcome", ["keep", "shrink"])
+@pytest.mark.parametrize("outcome", ["stop", "keep", "shrink"])
 def test_no_outcome_can_make_something_of_nothing(outcome: str) -> None:
     args = rollout_args(dynamic_sampling_on_exhausted=outcome, global_batch_size=4, max_consecutive_failures=1000)
-    with pytest.raises(RolloutError, match=r"20 groups drawn and only 0 of 2 kept.*failed"):
+    with pytest.raises(RolloutError, match=r"20 groups drawn and only 0 of 2 kept.*failed.*--dynamic-sampling-budget"):
         _run(args, Source(), Generator(broken=range(100)))
 
 
@@ -147,21 +112,6 @@ def test_dropped_groups_are_shown_to_the_data_source() -> None:
     out = _run(args, source, Generator(), scorer=Scorer(_by_index), keep=lambda a, g: False)
     assert [g[0].group_index for g in out.samples] == [2, 3]
     assert sorted(source.observed) == [(0, False), (1, False)], "those that were kept after all are not dropped"
-
-
-def test_a_filter_that_drops_everything_ends_with_the_budget() -> None:
-    source = Source()
-    with pytest.raises(RolloutError, match=r"20 groups drawn and only 0 of 2 kept.*dropped.*--dynamic-sampling-budget"):
-        _run(rollout_args(), source, Generator(), keep=lambda a, g: False)
-
-
-def test_partial_samples_go_on_and_may_be_masked() -> None:
-    source = Source()
-    args = rollout_args(over_sampling_batch_size=3, partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
-    _run(args, source, Generator(slow=[0]))
-    again = _run(args, source, Generator())
-    sample = again.samples[0][0]
-    assert (sample.group_index, sample.response_length, sample.loss_mask) == (0, 2, [0, 1])
 
 
 @pytest.mark.parametrize(("partial", "mask"), [(False, False), (True, False), (True, True)])
@@ -230,11 +180,7 @@ def test_a_rollout_that_ends_early_waits_for_no_reward(ends: str) -> None:
                 await asyncio.Event().wait()
 
         args = rollout_args(max_consecutive_failures=1)
-        engine: Any = Engine()
-        gated = GatedEngine(engine, deterministic=True)
-        runner = SampleRunner(args, gated, None, Generator(broken={1}), RewardStage(args, Hanging(), None), None)
-        context = RolloutContext(runner, FilterStage(args, None, "test"))
-        task = asyncio.create_task(generate_rollout(args, 0, source, context=context))
+        task = asyncio.create_task(roll(args, Generator(broken={1}), source, scorer=Hanging()))
         await scoring.wait()
         if ends == "cancelled":
             task.cancel()
@@ -247,110 +193,10 @@ def test_a_rollout_that_ends_early_waits_for_no_reward(ends: str) -> None:
     assert all(s.status == Sample.Status.PENDING and not s.response_length for g in source.returned for s in g)
 
 
-class Stepping:
-    """Answers every waiting request in one step, as soon as it may step."""
-
-    def __init__(self) -> None:
-        self.may_step, self.waiting, self.steps = lambda: True, [], []
-        self.wake = asyncio.Event()
-
-    def notify(self):
-        self.wake.set()
-
-    async def drive(self):
-        while True:
-            await self.wake.wait()
-            self.wake.clear()
-            if self.waiting and self.may_step():
-                self.steps.append(len(self.waiting))
-                for future in self.waiting:
-                    future.set_result(None)
-                self.waiting.clear()
-
-    async def generate(self, input_ids, params, *, rid=None, session_id=None):
-        future = asyncio.get_running_loop().create_future()
-        self.waiting.append(future)
-        await future
-
-    async def abort(self, rid=None):
-        for future in self.waiting:
-            future.set_result(None)
-        self.waiting.clear()
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_speed_of_rewards_does_not_decide_what_is_accepted(seed: int) -> None:
-    """Groups 1, 4, ... take two engine steps, the others one; rewards take as many turns of the loop as chance says."""
-    import random
-
-    rng = random.Random(seed)
-    source, engine = Source(), Stepping()
-
-    class ByEngine(Generator):
-        async def call(self, args, sample, params, *, evaluation=False, context=None):
-            for _ in range(1 + (sample.group_index % 3 == 1)):
-                await context.engine.generate(sample.tokens, params)
-            return await super().call(args, sample, params, evaluation=evaluation, context=context)
-
-    class Slow(Scorer):
-        async def score(self, samples, evaluation):
-            for _ in range(rng.randrange(30)):
-                await asyncio.sleep(0)
-            return await super().score(samples, evaluation)
-
-    args = rollout_args(rollout_batch_size=4, over_sampling_batch_size=6, partial_rollout=True)
-
-    async def go():
-        driver = asyncio.create_task(engine.drive())
-        gated = GatedEngine(engine, deterministic=True)
-        runner = SampleRunner(args, gated, None, ByEngine(), RewardStage(args, Slow(), None), None)
-        filters = FilterStage(args, lambda a, g: g[0].group_index != 2, "test")
-        out = await generate_rollout(args, 0, source, context=RolloutContext(runner, filters))
-        driver.cancel()
-        return out
-
-    out = asyncio.run(go())
-    # Step 1 completes 0, 2, 3 and 5, of which the filter drops 2; step 2 completes 1 and 4, of which 1 is drawn first.
-    assert [g[0].group_index for g in out.samples] == [0, 1, 3, 5]
-    assert [g[0].group_index for g in source.returned] == [4]
-    assert engine.steps == [12, 4]
-
-
-def test_failed_samples_are_data() -> None:
-    def rewards(sample):
-        if sample.index == 0:
-            raise RuntimeError("grader is down")
-        return 1.0
-
-    out = _run(rollout_args(), Source(), Generator(), scorer=Scorer(rewards))
-    first = out.samples[0][0]
-    assert first.status == Sample.Status.FAILED
-    failure = first.metadata["failure"]
-    assert (failure["where"], failure["error"]) == ("reward 'test'", "RuntimeError: grader is down")
-
-
-def test_a_group_that_failed_altogether_is_replaced() -> None:
-    out = _run(rollout_args(), Source(), Generator(broken=[1]))
-    assert [g[0].group_index for g in out.samples] == [0, 2]
-    assert out.metrics["rollout/dynamic_filter/drop_failed"] == 1
-
-
 def test_failures_in_a_row_stop_the_run_with_the_reason() -> None:
     args = rollout_args(max_consecutive_failures=3)
     with pytest.raises(RolloutError, match=r"3 samples in a row failed.*generator 'test': ValueError: no luck"):
         _run(args, Source(), Generator(broken=range(100)))
-
-
-def test_a_reward_that_hangs_fails_its_sample() -> None:
-    async def hanging(args, sample):
-        if sample.index == 1:
-            await asyncio.Event().wait()
-        return float(sample.index % 2)
-
-    args = rollout_args(rm_timeout=0.05)
-    out = _run(args, Source(), Generator(), scorer=reward_caller(hanging, args))
-    failure = out.samples[0][1].metadata["failure"]["error"]
-    assert "no answer within --rm-timeout 0.05 s" in failure
 
 
 def test_a_data_source_that_raises_is_named() -> None:
@@ -360,16 +206,6 @@ def test_a_data_source_that_raises_is_named() -> None:
 
     with pytest.raises(PluginError, match="--data-source-path: get_samples raised OSError: disk gone"):
         _run(rollout_args(), Broken(), Generator())
-
-
-def test_groups_that_only_come_back_aborted_are_counted() -> None:
-    class Aborting(Generator):
-        async def call(self, args, sample, params, **keywords):
-            sample.status = Sample.Status.ABORTED
-            return sample
-
-    with pytest.raises(RolloutError, match="drop_aborted"):
-        _run(rollout_args(), Source(), Aborting())
 
 
 def test_a_filter_that_raises_or_answers_nonsense_is_named_by_its_flag() -> None:
@@ -382,3 +218,68 @@ def test_a_filter_that_raises_or_answers_nonsense_is_named_by_its_flag() -> None
         _run(rollout_args(), Source(), Generator(), keep=broken)
     with pytest.raises(RolloutError, match="--dynamic-sampling-filter-path 'test' returned str; expected a bool"):
         _run(rollout_args(), Source(), Generator(), keep=lambda args, group: "yes")
+
+
+# -- what users' sources and rollout functions may hand over, and what is said of the rest ---------------
+
+
+def _groups(n: int, size: int = 2) -> list[list[Sample]]:
+    return [[Sample() for _ in range(size)] for _ in range(n)]
+
+
+def test_samples_without_numbers_get_unique_ones_that_a_resumed_run_gets_again() -> None:
+    def numbers(rollout_id: int, drawn: int) -> list[tuple[int, int]]:
+        groups = drawn_groups(_groups(3), 3, rollout_id, drawn)
+        return [(s.group_index, s.index) for g in groups for s in g]
+
+    first, later = numbers(0, 0), numbers(0, 3)
+    assert numbers(0, 0) == first
+    assert len({i for _, i in first + later + numbers(1, 0)}) == 18
+    assert len({g for g, _ in first}) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [(None, "NoneType"), ([], "returned 0"), (_groups(1), "returned 1"), ([Sample(), Sample()], "a list of 2 Sample"),
+     ([[], []], "a list of 2 list"), ([["text"], ["text"]], "a group held a list of 1 str")],
+)  # fmt: skip
+def test_bad_answers_of_a_data_source(answer, found: str) -> None:
+    with pytest.raises(RolloutError, match=f"--data-source-path: get_samples\\(2\\).*{found}"):
+        drawn_groups(answer, 2, 0, 0)
+
+
+def test_a_group_whose_samples_share_an_index_is_refused() -> None:
+    with pytest.raises(RolloutError, match="share an index"):
+        drawn_groups([[Sample(index=1), Sample(index=1)]], 1, 0, 0)
+
+
+def test_rollout_functions_may_answer_with_groups_of_fan_out() -> None:
+    a, b, c = Sample(index=0), Sample(index=1), Sample(index=2)
+    assert train_output([[a, [b, c]]]).samples == [[a, b, c]]
+    assert train_output(RolloutFnTrainOutput([a], {"x": 1.0})).metrics == {"x": 1.0}
+
+
+@pytest.mark.parametrize("answer", [None, "text", {"a": 1}, [["text"]], [3]])
+def test_bad_answers_of_a_rollout_function(answer) -> None:
+    with pytest.raises(RolloutError, match="--rollout-function-path"):
+        train_output(answer)
+
+
+@pytest.mark.parametrize("answer", [None, [], {"held": [1, 2]}, {"held": {"truncated": []}}])
+def test_bad_answers_of_an_eval_function(answer) -> None:
+    with pytest.raises(RolloutError, match="--eval-function-path or --rollout-function-path: must return"):
+        eval_output(answer)
+
+
+@pytest.mark.parametrize("lost", [None, math.nan, math.inf, "1.0"])
+def test_rewards_of_an_eval_function_that_are_no_numbers_count_as_failed(lost, caplog) -> None:
+    samples = [Sample(index=i, group_index=0, reward=r, status="completed") for i, r in enumerate((1.0, lost))]
+    told = {"rewards": [1.0, lost], "truncated": [False, False], "samples": samples}
+    alone = {"rewards": [1.0, lost], "truncated": [False, False]}
+    data = eval_output({"told": told, "alone": alone}).data
+    metrics = eval_metrics(data)
+    for name in ("told", "alone"):
+        assert (metrics[f"eval/{name}"], metrics[f"eval/{name}/failed_ratio"]) == (0.5, 0.5)
+    assert metrics["eval/told-pass@2"] == 1.0
+    assert [s.status for s in samples] == [Sample.Status.COMPLETED, Sample.Status.FAILED]
+    assert "1 of 2 rewards of 'told' are no finite numbers (the first is number 1" in caplog.text

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from slime_commands.sft.rollout import fill_supervised, generate_rollout
 
 from slime_core.config import Args
@@ -16,15 +14,6 @@ from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import ConfigError, DataError
 from slime_core.sample import Sample
 
-CHATML = (
-    "{% for m in messages %}<|system|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|system|>assistant\n{% endif %}"
-)
-FORGETFUL = (  # drops what stands before "=>" from every turn but the last
-    "{% for m in messages %}<|{{ m['role'] }}|>"
-    "{{ m['content'] if loop.last else m['content'].split('=>')[-1] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 NO_END = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
 
 
@@ -42,80 +31,12 @@ def with_template(tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory)
     return build
 
 
-@pytest.fixture(scope="session")
-def chatml(with_template: Any) -> Any:
-    return with_template(CHATML)
-
-
 def turn(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
 def conversation(*messages: dict[str, Any]) -> Sample:
     return Sample(prompt=list(messages), metadata={"source_name": "chat", "source_index": 4})
-
-
-def trained_runs(sample: Sample, tokenizer: Any) -> list[str]:
-    """The text of each maximal run of trained tokens."""
-    runs: list[list[int]] = []
-    previous = 0
-    assert sample.loss_mask is not None
-    for token, trained in zip(sample.response_tokens, sample.loss_mask, strict=True):
-        if trained:
-            runs += [[token]] if not previous else []
-            runs[-1] += [token] if previous else []
-        previous = trained
-    return [tokenizer.decode(run) for run in runs]
-
-
-def test_several_turns_train_the_assistant_alone(chatml: Any) -> None:
-    sample = conversation(
-        turn("system", "be brief"),
-        turn("user", "a?"),
-        turn("assistant", "first"),
-        turn("tool", "42"),
-        turn("assistant", "second"),
-        turn("user", "b?"),
-        turn("assistant", "third"),
-    )
-    fill_supervised(sample, chatml, Args())
-    assert trained_runs(sample, chatml) == ["first<|end|>", "second<|end|>", "third<|end|>"]
-    whole = chatml.apply_chat_template(sample.prompt, tokenize=False)
-    assert chatml.decode(sample.tokens) + "\n" == whole  # what follows the last end token is not kept
-    assert chatml.decode(sample.prompt_tokens).endswith("a?<|end|>\n<|system|>assistant\n")
-
-
-def test_step_loss_mask_leaves_a_message_out(chatml: Any) -> None:
-    sample = conversation(
-        turn("user", "a?"),
-        turn("assistant", "first", step_loss_mask=0),
-        turn("user", "b?"),
-        turn("assistant", "second", step_loss_mask=1),
-        turn("user", "c?"),
-        turn("assistant", "third", step_loss_mask=0),
-    )
-    fill_supervised(sample, chatml, Args())
-    assert trained_runs(sample, chatml) == ["second<|end|>"]
-    assert "first" in chatml.decode(sample.prompt_tokens)
-    assert "third" not in chatml.decode(sample.tokens)
-
-
-def test_all_turns_left_out_is_an_error(tokenizer: Any) -> None:
-    sample = conversation(turn("user", "a?"), turn("assistant", "b", step_loss_mask=0))
-    with pytest.raises(DataError, match=r"chat, row 4 \(from 0\): no assistant message to train on"):
-        fill_supervised(sample, tokenizer, Args())
-
-
-def test_templates_that_rewrite_history_train_turns_as_they_are_sampled(with_template: Any) -> None:
-    tokenizer = with_template(FORGETFUL)
-    messages = [turn("user", "a?"), turn("assistant", "why=>x"), turn("user", "b?"), turn("assistant", "why=>y")]
-    sample = conversation(*messages)
-    fill_supervised(sample, tokenizer, Args())
-    assert trained_runs(sample, tokenizer) == ["why=>x<|end|>", "why=>y<|end|>"]
-    assert "why=>x" not in tokenizer.apply_chat_template(messages, tokenize=False)
-    assert tokenizer.decode(sample.tokens) == (
-        "<|user|>a?<|end|><|assistant|>why=>x<|end|><|user|>b?<|end|><|assistant|>why=>y<|end|>"
-    )
 
 
 def test_a_template_whose_generation_prompt_is_not_what_it_writes(with_template: Any) -> None:
@@ -125,21 +46,6 @@ def test_a_template_whose_generation_prompt_is_not_what_it_writes(with_template:
             with_template(NO_END + "{% if add_generation_prompt %}<|tool|>{% endif %}"),
             Args(),
         )
-
-
-words = st.text(st.sampled_from("ab 1\n\u00e9=?\\{"), min_size=1, max_size=12).filter(lambda t: t.strip() == t)
-
-
-@given(st.lists(st.tuples(words, words), min_size=1, max_size=4), st.booleans())
-def test_unmasked_text_is_exactly_the_assistants(
-    tokenizer: Any, chatml: Any, exchanges: list[tuple[str, str]], use_chatml: bool
-) -> None:
-    chosen = chatml if use_chatml else tokenizer
-    messages = [m for question, answer in exchanges for m in (turn("user", question), turn("assistant", answer))]
-    sample = conversation(*messages)
-    fill_supervised(sample, chosen, Args())
-    assert trained_runs(sample, chosen) == [answer + "<|end|>" for _, answer in exchanges]
-    assert chosen.decode(sample.tokens) == chosen.apply_chat_template(messages, tokenize=False).rstrip("\n")
 
 
 def source(path: Path, rows: list[dict], tokenizer: Any, **changes: Any) -> tuple[Args, DatasetSource]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from slime_runs.loop_lag import INTERVAL, LoopLag
 
 from slime_core.config import Args
-from slime_core.errors import RolloutError
+from slime_core.rollout import event_loop
 from slime_core.rollout.event_loop import LoopThread
 from slime_core.rollout.stage import RolloutParts, RolloutStage
 from slime_core.sample import Sample
@@ -46,49 +49,6 @@ def test_the_loop_turns_beside_a_plain_function() -> None:
     assert seen[1] is not threading.main_thread()
 
 
-def test_a_plain_function_without_need_of_the_engine_runs_where_the_loop_does() -> None:
-    seen: list[threading.Thread] = []
-
-    def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
-        seen.append(threading.current_thread())
-        return answer()
-
-    stage = stage_of(rollout, needs_address=False)
-    stage.generate_groups(0)
-    stage.stop()
-    assert seen == [threading.main_thread()]
-
-
-@pytest.mark.parametrize("needs_address", [True, False])
-def test_what_it_raises_is_raised(needs_address: bool) -> None:
-    def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
-        raise RolloutError(f"rollout {rollout_id} is lost")
-
-    stage = stage_of(rollout, needs_address=needs_address)
-    with pytest.raises(RolloutError, match="rollout 3 is lost"):
-        stage.generate_groups(3)
-    stage.stop()
-
-
-def test_what_the_engine_counted_is_among_the_metrics() -> None:
-    class Engine:
-        weight_transports = ()
-
-        def take_metrics(self) -> dict[str, float]:
-            return {"engine/requests": 3.0}
-
-        async def stop(self) -> None:
-            pass
-
-    stage = stage_of(lambda args, rollout_id, data_source, evaluation=False: answer(), needs_address=False)
-    _, without = stage.generate_groups(0)
-    stage.parts.engine = Engine()  # type: ignore[assignment]
-    _, metrics = stage.generate_groups(1)
-    stage.stop()
-    assert "engine/requests" not in without
-    assert metrics["engine/requests"] == 3.0
-
-
 def test_what_runs_is_abandoned_and_the_stage_goes_on() -> None:
     begun, calls = threading.Event(), []
 
@@ -118,3 +78,146 @@ def test_what_runs_is_abandoned_and_the_stage_goes_on() -> None:
     groups, _ = stage.generate_groups(0)
     assert len(groups) == len(answer())
     stage.stop()
+
+
+# -- an event loop in a thread of its own, used by several threads at once -------------------------------
+
+
+@pytest.fixture
+def loop() -> LoopThread:
+    return LoopThread()
+
+
+def test_two_threads_take_turns_in_one_loop(loop: LoopThread) -> None:
+    """Each waits for the other, so neither would end if the second had to wait for the end of the first."""
+    here, there = asyncio.Event(), asyncio.Event()
+
+    async def first() -> int:
+        here.set()
+        await there.wait()
+        return threading.get_ident()
+
+    async def second() -> int:
+        there.set()
+        await here.wait()
+        return threading.get_ident()
+
+    answers: list[int] = []
+    other = threading.Thread(target=lambda: answers.append(loop.run(first())), daemon=True)
+    other.start()
+    answers.append(loop.run(asyncio.wait_for(second(), 60)))
+    other.join(60)
+    loop.close()
+    assert len(answers) == 2
+    assert len(set(answers)) == 1
+    assert answers[0] != threading.get_ident()
+
+
+def test_close_cancels_what_runs_and_tells_its_caller(loop: LoopThread) -> None:
+    started, seen = threading.Event(), list[str]()
+
+    async def long() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("ended")
+
+    def call() -> None:
+        try:
+            loop.run(long())
+        except asyncio.CancelledError:
+            seen.append("told")
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    assert started.wait(60)
+    loop.close()
+    caller.join(60)
+    assert seen == ["ended", "told"]
+    assert loop._thread is not None
+    assert not loop._thread.is_alive()
+
+
+def test_an_interrupted_caller_cancels_its_coroutine(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def long() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    submit = loop.submit
+
+    class Interrupted:
+        """A future whose waiter gets ctrl-C once the coroutine runs."""
+
+        def __init__(self, coroutine: object) -> None:
+            self.future: Future[None] = submit(coroutine)  # type: ignore[arg-type]
+
+        def result(self) -> None:
+            assert started.wait(60)
+            raise KeyboardInterrupt
+
+        def cancel(self) -> None:
+            self.future.cancel()
+
+    monkeypatch.setattr(loop, "submit", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(long())
+    assert ended.wait(60)
+    loop.close()
+
+
+def test_a_coroutine_that_blocks_the_loop_is_left_alone(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_loop, "CLOSE_DEADLINE", 0.05)
+    monkeypatch.setattr(event_loop, "GRACE", 0.05)
+    blocked, release = threading.Event(), threading.Event()
+
+    async def blocks() -> None:
+        blocked.set()
+        release.wait(60)
+
+    loop.submit(blocks())
+    assert blocked.wait(60)
+    loop.close()
+    release.set()
+    assert "did not end within" in caplog.text
+    assert loop._thread is not None
+    loop._thread.join(60)
+
+
+# -- loop lag --------------------------------------------------------------------------------------------
+
+
+def busy(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_a_callback_that_computes_is_lag_and_told_apart_from_one_that_sleeps() -> None:
+    async def body(work: object) -> dict[str, float]:
+        lag = LoopLag()
+        with lag.counting():
+            await asyncio.sleep(2 * INTERVAL)
+            work(0.2)  # type: ignore[operator]
+            await asyncio.sleep(2 * INTERVAL)
+        return lag.take()
+
+    computed, slept = asyncio.run(body(busy)), asyncio.run(body(time.sleep))
+    assert computed["perf/event_loop_lag_max"] >= 0.2 - INTERVAL
+    assert computed["perf/event_loop_lag_cpu_max"] >= 0.2 - INTERVAL
+    assert slept["perf/event_loop_lag_max"] >= 0.2 - INTERVAL
+    assert slept["perf/event_loop_lag_cpu_max"] < 0.1
+
+
+def test_nothing_runs_after_close(loop: LoopThread) -> None:
+    loop.close()
+    loop.close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        loop.run(asyncio.sleep(0))

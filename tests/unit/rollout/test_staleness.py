@@ -69,16 +69,6 @@ def test_verdicts(limit: int | None, policy: str, retries: int, verdict: Verdict
     assert judge(_args(limit, policy), group, 8) is verdict
 
 
-def test_recycling_makes_prompts_and_counts() -> None:
-    group = [_sample(5), _sample(6)]
-    staleness.recycle(group)
-    staleness.recycle(group)
-    assert [(s.status, s.tokens, s.response_length) for s in group] == [(SampleStatus.PENDING, [1], 0)] * 2
-    assert staleness.retries(group) == 2
-    restored = [Sample.from_dict(s.to_dict()) for s in group]
-    assert staleness.retries(restored) == 2
-
-
 def test_masking_takes_old_tokens_and_removes_samples_without_young_ones() -> None:
     group = [
         _sample(5, -1, 8, 7),

@@ -51,14 +51,6 @@ def test_orders_have_what_has_no_score_last(index: Index, order: str, expected: 
         assert [entry.sample_index for entry in found] == expected[:limit]
 
 
-def test_totals_are_of_what_was_trained_on(index: Index) -> None:
-    first, second = index.rollouts()
-    assert (first.samples, first.score, first.dropped, first.failed, first.tokens) == (4, 0.75, 1, 1, 1 + 2 + 3 + 4)
-    assert (second.samples, second.score) == (2, 0.5)
-    assert index.size() == 6
-    assert index.evaluations() == []
-
-
 def test_a_file_again_takes_the_place_of_what_was_known_of_it(index: Index, tmp_path: Path) -> None:
     path = tmp_path / file_name(0)
     _write(path, [_row(7, 0.25)])

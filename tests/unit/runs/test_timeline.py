@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from slime_runs.files import read_lines
-from slime_runs.timeline import FILE, Timeline, open_timeline, timed_stages
+from slime_runs.timeline import FILE, Timeline, timed_stages
 
 from slime_core.config import Args
 from slime_core.sample import Sample, SampleStatus
@@ -52,17 +52,6 @@ def test_a_sample_is_one_line(tmp_path: Path) -> None:
     assert second.keys() - first.keys() == {"ev"}
     assert "o" not in second
     assert second["ev"] is True
-
-
-def test_siblings_and_tokens_from_before(tmp_path: Path) -> None:
-    timeline = Timeline(tmp_path / FILE)
-    now = timeline.now()
-    timeline.sample([answered(5), answered(6)], (now, now, now, now), 4, 0.0, asked_by(1))
-    timeline.scored([answered(5)], now)
-    timeline.flush()
-    sample, scored = read_lines(tmp_path / "trace.jsonl")
-    assert (sample["k"], sample["n"], sample["fan"]) == (4, 7, 2)
-    assert (scored["e"], scored["g"]) == ("scored", 0)
 
 
 @dataclass
@@ -126,13 +115,6 @@ def test_coroutines_are_recorded_when_they_end(tmp_path: Path) -> None:
     assert asyncio.run(stages.learner.train(1, None)) == "done"
     _, train = read_lines(tmp_path / "trace.jsonl")
     assert train["t"][1] - train["t"][0] >= 0.019
-
-
-def test_no_trace_leaves_everything_as_it_is(tmp_path: Path) -> None:
-    stages = Stages(1, 2, 3, 4)
-    assert timed_stages(stages, run_args(tmp_path, trace=False), 0) is stages
-    assert not open_timeline(run_args(tmp_path, trace=False))
-    assert not list(tmp_path.iterdir())
 
 
 def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from slime_agent_base_url.trajectory import Trajectory
+from slime_data.converted import batch_from_columns
 
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import RolloutError
 from slime_core.rollout.batch import make_batch
-from slime_core.sample import admission
+from slime_core.sample import admission, provenance
 from slime_core.sample.provenance import NOT_SAMPLED, Source, Span
 from tests.sweeps import sweep
 
@@ -57,14 +60,6 @@ def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
     assert sample.spans == [
         ("user", 2, ""), ("sampled", 1, "loss_mask"), ("sampled", 1, ""), ("tool", 1, ""), ("sampled", 1, "")
     ]  # fmt: skip
-
-
-def test_a_mask_gives_nothing_back_that_was_withheld() -> None:
-    sample = told()
-    sample.withhold(0, 2, "role reader")
-    sample.loss_mask = [1, 1, 0, 1]
-    assert admission.admit([sample]) == []
-    assert sample.loss_mask == [0, 0, 0, 1]
 
 
 REFUSED: list[tuple[Callable[[], Sample], str]] = [
@@ -114,11 +109,6 @@ def test_what_is_refused_is_data(make: Callable[[], Sample], message: str) -> No
     assert not any(batch.loss_masks[0])
 
 
-def test_a_batch_of_which_nothing_may_be_trained_ends_the_run() -> None:
-    with pytest.raises(RolloutError, match="rollout 4: cannot train on any of its 1 samples; sample 5: error: loss_m"):
-        make_batch(ARGS, 3, [[told(loss_mask=[1, 1, 1, 1])]], None)
-
-
 def test_a_sampled_token_that_stands_for_an_image() -> None:
     """5 was a tool's, 6 was sampled; without images neither means anything."""
     pictured = told(multimodal_train_inputs={"pixel_values": [[0.5]]})
@@ -145,16 +135,6 @@ def test_spans_of_code_that_does_not_know_them_are_forgotten() -> None:
     sample.tokens, sample.response_length = [9, 1, 2, 3, 4], 2  # its own way to encode the prompt, with a BOS
     assert given.problem(sample, same=True) is None
     assert admission.settled(sample)[0] == [("user", 3, ""), ("sampled", 1, ""), ("tool", 1, "")]
-
-
-def test_a_partial_response_that_is_built_again_by_hand() -> None:
-    sample = drawn()
-    sample.append_response_tokens(None, [3], [-1.0])
-    given = admission.Drawn.of(sample)
-    sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 7, 8, 9], 3, [0, 1, 1]
-    sample.rollout_log_probs, sample.token_weight_versions = None, []
-    assert given.problem(sample, same=True) is None
-    assert admission.settled(sample)[0][2:] == [("tool", 1, ""), ("sampled", 2, "")]
 
 
 def test_sampled_tokens_stand_after_the_prompt_they_were_sampled_after() -> None:
@@ -200,3 +180,86 @@ def test_a_removed_sample_whose_fields_do_not_fit_is_data() -> None:
     batch = make_batch(ARGS, 0, [[told(remove_sample=True, loss_mask=[1]), told()]], None)
     assert [sum(mask) for mask in batch.loss_masks] == [0, 3]
     assert batch.tokens[0] == [2, 0], "only its row is left"
+
+
+# -- the weight versions of a batch: from samples, from a user's columns, and as staleness ---------------
+
+
+def of_versions(versions: list[int], **changes: Any) -> Sample:
+    n = max(len(versions), 2)
+    fields: dict[str, Any] = {"tokens": [1, *[2] * n], "response_length": n, "reward": 1.0}
+    return Sample(**{**fields, "token_weight_versions": versions, **changes})
+
+
+def test_versions_are_a_column_only_where_a_token_is_stale() -> None:
+    fresh = [of_versions([4, 4]), of_versions([4, NOT_SAMPLED, 4])]
+    batch = make_batch(ARGS, 0, [fresh], None, weight_version=4)
+    assert batch.token_weight_versions is None
+    assert batch.weight_version == 4
+    batch = make_batch(ARGS, 0, [[*fresh, of_versions([3, 4])]], None, weight_version=4)
+    assert batch.token_weight_versions == [[4, 4], [4, NOT_SAMPLED, 4], [3, 4]]
+    assert batch.to_rollout_data()["token_weight_versions"] == batch.token_weight_versions
+    assert "weight_version" not in batch.to_rollout_data()
+
+
+def test_a_users_columns_bring_versions_or_take_the_samples() -> None:
+    columns = {
+        "tokens": [[1, 2, 3]],
+        "response_lengths": [2],
+        "rewards": [1.0],
+        "loss_masks": [[1, 1]],
+    }
+    samples = [of_versions([1, 3])]
+    assert batch_from_columns(0, samples, columns, 3).token_weight_versions == [[1, 3]]
+    given = {**columns, "token_weight_versions": [[2, 2]]}
+    assert batch_from_columns(0, samples, given, 3).token_weight_versions == [[2, 2]]
+    with pytest.raises(RolloutError, match="row 0 of token_weight_versions has 1 entries for a response of 2 tokens"):
+        batch_from_columns(0, samples, {**columns, "token_weight_versions": [[2]]}, 3)
+
+
+# -- provenance ------------------------------------------------------------------------------------------
+
+SPANS = st.lists(
+    st.builds(Span, st.sampled_from(Source), st.integers(1, 5), st.sampled_from(["", "a", "b"])), max_size=8
+).map(provenance.joined)
+
+
+def per_token(spans: list[Span]) -> list[tuple[Source, str]]:
+    return [(s.source, s.withheld) for s in spans for _ in range(s.length)]
+
+
+@given(SPANS, st.integers(0, 45), st.integers(0, 45))
+def test_parts_and_withholding_are_what_they_are_token_by_token(spans: list[Span], first: int, last: int) -> None:
+    tokens = per_token(spans)
+    assert per_token(provenance.part(spans, first, last)) == tokens[first:last]
+    first, last = min(first, last), max(first, last)
+    expected = [
+        (source, "why" if first <= i < last and source in provenance.TRAINABLE and not reason else reason)
+        for i, (source, reason) in enumerate(tokens)
+    ]
+    withheld = provenance.withhold(spans, first, last, "why")
+    assert per_token(withheld) == expected
+    assert withheld == provenance.joined(withheld)
+
+
+@given(SPANS, st.integers(0, 45))
+def test_the_mask_is_what_is_sampled_or_shown_and_not_withheld(spans: list[Span], prompt_length: int) -> None:
+    expected = [int(source in ("sampled", "demonstration", "text") and not why) for source, why in per_token(spans)]
+    assert provenance.loss_mask(spans, prompt_length) == expected[prompt_length:]
+
+
+@pytest.mark.parametrize(
+    ("mask", "versions", "log_probs", "expected"),
+    [
+        (None, [], None, [("sampled", 4, "")]),
+        ([1, 1, 0, 0], [], None, [("sampled", 2, ""), ("tool", 2, "")]),
+        ([1, 1, 0, 0], [], [-1.0, 0.0, -2.0, 0.0], [("sampled", 2, ""), ("sampled", 1, "loss_mask"), ("tool", 1, "")]),
+        (None, [3, 3, NOT_SAMPLED, 4], None, [("sampled", 2, ""), ("tool", 1, ""), ("sampled", 1, "")]),
+        ([0, 1, 1, 1], [3, 3, NOT_SAMPLED, 4], None,
+         [("sampled", 1, "loss_mask"), ("sampled", 1, ""), ("tool", 1, ""), ("sampled", 1, "")]),
+    ],
+)  # fmt: skip
+def test_a_response_nobody_told_of(
+    mask: list[int] | None, versions: list[int], log_probs: list[float] | None, expected: list[Span]
+) -> None:
+    assert provenance.response_spans(4, mask, versions, log_probs) == expected

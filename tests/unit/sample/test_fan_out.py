@@ -33,7 +33,7 @@ from slime_core.rollout.evaluate import eval_columns
 from slime_core.rollout.fate import spread
 from slime_core.rollout.staleness import staleness_metrics
 from slime_core.sample import Group, PrefixCacheInfo, Sample, SpecInfo
-from slime_core.sample.types import execution_rewards, executions, shares, sibling_counts
+from slime_core.sample.types import executions
 from tests.toy_trainer import VOCAB, Ranks, ToyTrainer, make_args
 
 torch.set_num_threads(1)
@@ -101,19 +101,6 @@ def deal(groups: Sequence[Group], counts: Sequence[int]) -> list[Group]:
 
 def rollout_args(**changes: Any) -> Args:
     return Args(**{"rollout_max_response_len": 16, "rollout_batch_size": 8, **changes})
-
-
-# -- what counts once ------------------------------------------------------------------------------------
-
-
-def test_executions_are_known_by_their_rollout_id() -> None:
-    a, b, c, d = (Sample(rollout_id=i, reward=r) for i, r in ((7, 1.0), (None, 0.0), (7, 0.0), (None, None)))
-    assert [[id(s) for s in e] for e in executions([a, b, c, d])] == [[id(a), id(c)], [id(b)], [id(d)]]
-    assert shares([a, b, c, d]) == [0.5, 1.0, 0.5, 1.0]
-    assert execution_rewards(Args(reward_key=None), [a, b, c, d]) == [0.5, 0.0]
-    assert execution_rewards(Args(reward_key=None), [Sample(rollout_id=1, reward=0.1)] * 3) == [0.1]
-    assert sibling_counts([7, 8, 7, 7]) == [3, 1, 3, 3]
-    assert sibling_counts([7, 8, 7, 7], [True, False, False, True]) == [2, 1, 2, 2]
 
 
 # -- training --------------------------------------------------------------------------------------------
@@ -200,21 +187,10 @@ def crossed(names: Sequence[str], objectives: Iterable[str]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "objective"), crossed(OF_ROLLOUTS, OBJECTIVES))
-def test_training_is_as_without_fan_out(name: str, objective: str) -> None:
-    check_same(name, make_groups(1), COUNTS, **OBJECTIVES[objective])
-
-
 @pytest.mark.parametrize(("name", "objective"), crossed(OF_TOKENS, OVER_TOKENS))
 def test_a_response_dealt_out_over_siblings_trains_as_in_one(name: str, objective: str) -> None:
     check_same(name, make_groups(1), COUNTS, split=deal, **OVER_TOKENS[objective])
     check_same(name, make_groups(2, masked=True), COUNTS, 2, split=deal, **OVER_TOKENS[objective])
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_so_it_is_with_removed_and_failed_samples_and_two_ranks(objective: str) -> None:
-    check_same("grpo", make_groups(2, masked=True), COUNTS, 2, **OBJECTIVES[objective])
-    check_same("ppo", make_groups(3, masked=True), COUNTS, 2, kl_coef=0.1, **OBJECTIVES[objective])
 
 
 @settings(max_examples=15, deadline=None)
@@ -222,17 +198,6 @@ def test_so_it_is_with_removed_and_failed_samples_and_two_ranks(objective: str) 
        st.sampled_from(sorted(OBJECTIVES)))  # fmt: skip
 def test_any_counts(seed: int, counts: list[int], name: str, objective: str) -> None:
     check_same(name, make_groups(seed), counts, **OBJECTIVES[objective])
-
-
-def test_siblings_that_are_left_out_leave_their_weight_to_the_others() -> None:
-    """An execution whose second copy failed weighs what it does without that copy."""
-    groups = make_groups(4)
-    fanned = fan(groups, [2] + [1] * 7)
-    fanned[0][1].fail("reward", "no luck")
-    for changes in ({}, {"calculate_per_token_loss": True}, {"normalize_advantages": True}):
-        _, weight, _ = learn("grpo", groups, **changes)
-        _, found, _ = learn("grpo", fanned, **changes)
-        torch.testing.assert_close(found, weight, rtol=1e-5, atol=1e-6)
 
 
 # -- filters and buffers ---------------------------------------------------------------------------------

@@ -43,12 +43,6 @@ def test_it_reads_arrays_and_lists_and_numpy_reads_it(form: Any) -> None:
     assert RoutedExperts.of(json.loads(json.dumps(found.to_json()))) == found
 
 
-@pytest.mark.parametrize("value", [np.zeros((4, 6), np.int32), [[1, 2], [3, 4]], 7, "AAAA"])
-def test_what_is_none_is_refused(value: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        RoutedExperts.of(value)
-
-
 def test_base64_of_sglang_fills_the_tokens(tmp_path: Path) -> None:
     sample = Sample(tokens=[5, 6, 7])
     meta = {"finish_reason": {"type": "stop"}, "routed_experts": as_sglang(numbers(4))}
@@ -78,22 +72,6 @@ def test_turns_keep_what_they_know_and_fill_what_they_do_not() -> None:
     sample.validate()
 
 
-def test_an_answer_from_a_later_token_on_is_spliced() -> None:
-    sample = Sample(tokens=[1, 2])
-    sample.append_response_tokens(None, [3], [-1.0], meta_info={"routed_experts": numbers(2)})
-    meta = {"routed_experts": numbers(2, first=50), "routed_experts_start_len": 2}
-    sample.append_response_tokens(None, [4, 5], [-1.0, -1.0], meta_info=meta)
-    assert np.asarray(sample.rollout_routed_experts)[:, 0, 0].tolist() == [0, 6, 50, 56]
-
-
-def test_a_call_without_experts_leaves_its_tokens_free() -> None:
-    sample = Sample(tokens=[1, 2])
-    sample.append_response_tokens(None, [3], [-1.0], meta_info={"routed_experts": numbers(2)})
-    sample.append_response_tokens(None, [4], [-1.0], meta_info={})
-    found = RoutedExperts.of(sample.rollout_routed_experts)
-    assert (len(found), found.num_known()) == (3, 2)
-
-
 def test_rows_that_do_not_fit_the_tokens_are_refused() -> None:
     sample = Sample(tokens=[1, 2])
     with pytest.raises(ValueError, match="5 rows from token 0 on; 3 tokens need 2"):
@@ -101,13 +79,6 @@ def test_rows_that_do_not_fit_the_tokens_are_refused() -> None:
     sample.rollout_routed_experts = numbers(4)
     with pytest.raises(ValueError, match="4 rows for 2 tokens"):
         sample.validate()
-
-
-def test_another_models_experts_are_refused() -> None:
-    sample = Sample(tokens=[1, 2])
-    sample.append_response_tokens(None, [3], [-1.0], meta_info={"routed_experts": numbers(2)})
-    with pytest.raises(ValueError, match="layers, top_k"):
-        sample.append_response_tokens(None, [4], [-1.0], meta_info={"routed_experts": numbers(3)[:, :2]})
 
 
 def test_samples_are_stored_with_their_experts() -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.config import Args
-from slime_core.sample import NOT_SAMPLED, Sample, TrainBatch, admission
+from slime_core.sample import NOT_SAMPLED, Sample, admission
 from slime_core.sample.provenance import TurnSpan
 
 
@@ -55,40 +54,6 @@ def test_what_cannot_be_aligned_is_refused_and_changes_nothing(bad, message) -> 
     assert sample == before
 
 
-def test_nothing_is_appended_to_what_a_teacher_has_scored() -> None:
-    sample = Sample(tokens=[1])
-    sample.append_response_tokens(**_sampled([2]))
-    sample.teacher_log_probs = [-1.0]
-    with pytest.raises(ValueError, match="a teacher has scored the response"):
-        sample.append_response_tokens(**_sampled([3]))
-    assert sample.tokens == [1, 2]
-
-
-def test_log_probs_cannot_be_appended_to_a_response_without_any() -> None:
-    sample = Sample(tokens=[1, 2, 3], response_length=2)
-    with pytest.raises(ValueError, match="without any"):
-        sample.append_response_tokens(**_sampled([4]))
-
-
-@pytest.mark.parametrize(
-    ("reason", "status"),
-    [("stop", "completed"), ("length", "truncated"), ("abort", "aborted"), ("matched", "pending")],
-)
-def test_finish_reason_sets_the_status(reason: str, status: str) -> None:
-    sample = Sample(tokens=[1])
-    sample.append_response_tokens(**_sampled([2], finish_reason={"type": reason}))
-    assert sample.status == Sample.Status(status)
-
-
-def test_stream_chunks_leave_terminal_info_alone() -> None:
-    sample = Sample(tokens=[1])
-    sample.append_response_tokens(
-        **_sampled([2], finish_reason={"type": "stop"}, cached_tokens=3), update_terminal_info=False
-    )
-    assert sample.status == Sample.Status.PENDING
-    assert sample.prefix_cache_info.cached_tokens == 0
-
-
 _pieces = st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=6)
 
 
@@ -105,44 +70,6 @@ def test_any_sequence_of_appends_stays_aligned_and_round_trips(pieces) -> None:
     again = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
     assert again == sample
     assert again.anything == {"kept": [1]}
-
-
-def test_nested_names_of_thudm_slime() -> None:
-    assert Sample.Status.TRUNCATED.value == "truncated"
-    assert Sample.SpecInfo().spec_accept_rate == 0.0
-    assert Sample.PrefixCacheInfo().prefix_cache_hit_rate == 0.0
-
-
-def test_reset_for_retry_forgets_the_response() -> None:
-    sample = Sample(tokens=[1, 2], group_index=3)
-    sample.append_response_tokens(**_sampled([3], finish_reason={"type": "abort"}), text="x")
-    sample.reset_for_retry()
-    assert sample == Sample(tokens=[1, 2], group_index=3)
-
-
-def test_reward_key() -> None:
-
-    assert Sample(reward=0.5).get_reward_value(Args(reward_key=None)) == 0.5
-    assert Sample(reward={"a": 2.0}).get_reward_value(Args(reward_key="a")) == 2.0
-
-
-def test_train_batch_select_and_slime_view() -> None:
-    batch = TrainBatch(
-        rollout_id=1, tokens=[[1, 2], [3, 4, 5]], response_lengths=[1, 2], loss_masks=[[1], [1, 0]],
-        rewards=[1.0, 0.0], raw_rewards=[1.0, 0.0], truncated=[0, 1], sample_indices=[5, 6], group_indices=[0, 0],
-        rollout_ids=[5, 6], rollout_mask_sums=[1, 1], extras={"note": ["a", "b"]},
-    )  # fmt: skip
-    picked = batch.select([1])
-    assert (picked.tokens, picked.extras, picked.rollout_log_probs, len(picked)) == (
-        [[3, 4, 5]],
-        {"note": ["b"]},
-        None,
-        1,
-    )
-    data = batch.to_rollout_data()
-    assert data["total_lengths"] == [2, 3]
-    assert data["raw_reward"] == [1.0, 0.0]
-    assert "rollout_log_probs" not in data
 
 
 def test_a_failed_sample_has_no_reward_no_torn_response_and_a_reason_of_some_length() -> None:

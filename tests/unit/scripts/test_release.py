@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,38 +116,6 @@ def test_images_have_the_versions_of_the_constraint_files(file: Path) -> None:
     assert re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)[0].count(":") >= 1
     for package in re.findall(r'pip install[^&]*?"([\w-]+)(?:\[[^"]*\])?"', text):
         assert package == "slime-rl", package  # everything else has a version, or is in a constraint file
-
-
-def test_both_images_end_alike_and_take_files_that_exist() -> None:
-    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    ends = []
-    for file in (ROOT / "docker").glob("*.Dockerfile"):
-        text = file.read_text(encoding="utf-8")
-        ends.append(re.findall(r"^(?:USER|WORKDIR|ENTRYPOINT|CMD) .*$", text, re.MULTILINE))
-        for source in re.findall(r"--mount=type=bind,source=([^,]+),|^COPY (?!--from)(\S+) ", text, re.MULTILINE):
-            name = "".join(source)
-            assert (ROOT / name).is_file() or name == "dist", f"{file.name}: {name}"
-            assert any(fnmatch(name, f"{pattern.partition('/')[0]}") for pattern in allowed), name
-    assert ends == [["USER 1000:1000", "WORKDIR /work", 'ENTRYPOINT ["slime"]', 'CMD ["--help"]']] * 2
-
-
-def test_both_engines_have_a_stage_of_the_gpu_image() -> None:
-    text = (ROOT / "docker/gpu.Dockerfile").read_text(encoding="utf-8")
-    assert set(re.findall(r"AS engine-(\w+)$", text, re.MULTILINE)) == {"sglang", "vllm"}
-    assert set(arguments(text)) == {*PINS, *UNTESTED}
-
-
-def test_versions_are_kept_once(tmp_path: Path) -> None:
-    file = tmp_path / "versions.json"
-    assert versions.record("quick", 12, {"slime": sys.executable}, file)
-    assert not versions.record("quick", 13, {"slime": sys.executable}, file)
-    assert versions.record("smoke", 3, {"slime": sys.executable, "SGLang": sys.executable}, file)
-    first, second = json.loads(file.read_text())
-    assert (first["part"], first["passed"], second["part"]) == ("quick", 12, "smoke")
-    assert first["versions"]["slime"]["torch"].count(".") == 2
-    assert set(second["versions"]) == {"slime", "SGLang"}
-    page = versions.page(file)
-    assert f"| quick | 12 | {first['date']} | Python {sys.version.split()[0]}, torch " in page
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,6 @@ def test_every_seed_keeps_every_promise(mode: str, seeds: range) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("first", range(10_000, 11_000, 500))
-def test_many_more_seeds_keep_every_promise(mode: str, first: int) -> None:
-    failed = [str(report) for report in explore(range(first, first + 500), mode=mode) if not report.ok]
-    assert not failed, "\n".join(failed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
 def test_equal_seeds_are_equal_runs(mode: str) -> None:
     first, second = (list(explore(range(7), mode=mode)) for _ in range(2))
     assert [r.digest for r in first] == [r.digest for r in second]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.faults import Fault, Faults, Killed
-from tests.simulation.loop import Deadlock, Endless, SimulatedLoop
+from tests.simulation.loop import Deadlock, SimulatedLoop
 from tests.simulation.threads import Runner, Threads
 
 
@@ -43,29 +42,6 @@ def test_time_jumps_to_the_next_timer_and_stands_still_otherwise(loop: Simulated
     assert time.monotonic() - began < 5
 
 
-def _order(seed: int, tasks: int = 6) -> list[int]:
-    seen: list[int] = []
-
-    async def one(number: int) -> None:
-        await asyncio.sleep(1.0)
-        seen.append(number)
-
-    async def main() -> None:
-        await asyncio.wait({asyncio.create_task(one(i)) for i in range(tasks)})
-
-    loop = SimulatedLoop(random.Random(seed))
-    loop.run(main())
-    loop.discard()
-    return seen
-
-
-def test_the_seed_decides_the_order_of_tasks_that_are_ready_together() -> None:
-    orders = [_order(seed) for seed in range(30)]
-    assert orders == [_order(seed) for seed in range(30)]
-    assert len(set(map(tuple, orders))) > 25
-    assert {order[0] for order in orders} == set(range(6))
-
-
 def test_a_wait_without_an_end_is_a_deadlock_that_names_who_waits_where(loop: SimulatedLoop) -> None:
     async def forgotten(event: asyncio.Event) -> None:
         await event.wait()
@@ -75,60 +51,6 @@ def test_a_wait_without_an_end_is_a_deadlock_that_names_who_waits_where(loop: Si
 
     with pytest.raises(Deadlock, match=r"the forgotten one: .*forgotten \(test_simulated_loop\.py:\d+\) > Event\.wait"):
         loop.run(main())
-
-
-@pytest.mark.slow
-def test_tasks_that_nobody_holds_are_ended_by_discard_and_by_nobody_else(loop: SimulatedLoop) -> None:
-    ended: list[str] = []
-
-    async def until_closed(name: str) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(name)
-
-    async def main() -> None:
-        asyncio.create_task(until_closed("child"))  # noqa: RUF006
-        loop.call_later(1.0, loop.kill, Killed())
-        await until_closed("main")
-
-    with pytest.raises(Killed):
-        loop.run(main())
-    loop._killed = None  # its traceback holds what ran
-    gc.collect()
-    assert ended == []
-    loop.discard()
-    assert sorted(ended) == ["child", "main"]
-
-
-def test_running_on_for_ever_is_an_error(loop: SimulatedLoop) -> None:
-    async def spin() -> None:
-        while True:
-            await asyncio.sleep(0)
-
-    with pytest.raises(Endless, match="5001 callbacks"):
-        loop.run(spin())
-
-
-def test_sleeping_on_for_ever_is_an_error() -> None:
-    loop = SimulatedLoop(random.Random(1), max_seconds=1000)
-
-    async def heartbeat() -> None:
-        while True:
-            await asyncio.sleep(60)
-
-    with pytest.raises(Endless, match="still running at 1020 s"):
-        loop.run(heartbeat())
-    loop.discard()
-
-
-def test_executor_calls_run_here_after_a_virtual_moment(loop: SimulatedLoop) -> None:
-    async def main() -> tuple[int, float]:
-        return await asyncio.to_thread(lambda: 7), loop.time()
-
-    result, when = loop.run(main())
-    assert result == 7
-    assert 0 < when < 1
 
 
 def test_after_a_kill_not_one_more_callback_runs(loop: SimulatedLoop) -> None:
@@ -176,24 +98,6 @@ def test_threads_take_turns_and_wait_for_coroutines_of_the_loop(loop: SimulatedL
     assert isinstance(error, TimeoutError)
     assert seen == [("1", 1.0), ("2", 2.0), ("3", 3.0)]
     assert loop.time() == 6.0
-
-
-def test_threads_of_a_process_that_is_gone_end(loop: SimulatedLoop) -> None:
-    threads = Threads(loop)
-    runner = Runner(loop, threads)
-    ended: list[BaseException] = []
-
-    def blocking() -> None:
-        try:
-            runner.run(asyncio.Event().wait())
-        except BaseException as error:
-            ended.append(error)
-            raise
-
-    with pytest.raises(Deadlock):
-        loop.run(threads.call(blocking))
-    threads.discard()
-    assert [type(error) for error in ended] == [Killed]
 
 
 def test_faults_strike_once_at_their_event_and_read_as_they_are_written() -> None:

@@ -97,11 +97,6 @@ BAD_COMPONENTS = {
         "from slime_core import Command\ncommand = Command(lambda argv: print('usage: slime x') or 0)\n",
         "test_its_module_says_what_it_does",
     ),
-    "PrintsNoHelp": (
-        CommandContract,
-        "'Does it.'\nfrom slime_core import Command\ncommand = Command(lambda argv: 0)\n",
-        "test_help_is_printed",
-    ),
     "HasNoTraits": (
         LauncherContract,
         "class Launcher:\n    traits = {}\n    def missing(self, args): ...\n    def train(self, settings): ...\n",
@@ -135,11 +130,6 @@ BAD_COMPONENTS = {
         "    return sample\n",
         "test_a_partial_sample_is_continued",
     ),
-    "GeneratesNothing": (
-        GeneratorContract,
-        "async def generate(args, sample, sampling_params):\n    return sample\n",
-        "test_a_finished_answer",
-    ),
     "LeavesGroupsInTheBuffer": (
         BufferContract,
         "def buffer_filter(args, rollout_id, buffer, num_samples):\n    return buffer[:num_samples]\n",
@@ -149,11 +139,6 @@ BAD_COMPONENTS = {
         FilterContract,
         "def dynamic_filter(args, samples):\n    samples.pop()\n    return True\n",
         "test_the_group_is_left_alone",
-    ),
-    "DoesNotDecide": (
-        FilterContract,
-        "def dynamic_filter(args, samples):\n    return None\n",
-        "test_every_group_gets_a_decision[[0.5]]",
     ),
     "DependsOnTheRank": (
         EstimatorContract,
@@ -168,12 +153,6 @@ BAD_COMPONENTS = {
         RewardContract,
         "def reward(args, sample):\n    return float('nan') if 'nan' in sample.response else 0.0\n",
         "test_odd_inputs_get_a_reward[not-finite]",
-    ),
-    "RunsNowhere": (
-        RewardContract,
-        "from slime_core import RewardTraits, declares\n@declares(RewardTraits(execution='moon'))\n"
-        "def reward(args, sample):\n    return 0.0\n",
-        "test_where_it_runs_is_a_place_there_is",
     ),
     "ForgetsWhatWasGivenBack": (
         DataSourceContract,
@@ -190,19 +169,9 @@ BAD_COMPONENTS = {
         SOURCE.replace("n_samples_per_prompt", "n_samples_per_prompt - 1 or 1"),
         "test_groups_are_as_many_and_as_large_as_asked[3]",
     ),
-    "OrderByAccident": (
-        DataSourceContract,
-        SOURCE.replace("prompt=str(self.drawn)", "prompt=str(id(self))"),
-        "test_the_order_is_the_settings",
-    ),
     "NoRewards": (
         RolloutContract,
         ROLLOUT.replace("sample.reward = 1.0", "pass"),
-        "test_every_group_can_be_trained_on",
-    ),
-    "TooFewGroups": (
-        RolloutContract,
-        ROLLOUT.replace("args.rollout_batch_size", "2"),
         "test_every_group_can_be_trained_on",
     ),
     "HidesErrors": (
@@ -213,20 +182,10 @@ BAD_COMPONENTS = {
         ),
         "test_what_the_engine_does_wrong_is_not_hidden",
     ),
-    "AnswersEvaluationsWithGroups": (
-        RolloutContract,
-        ROLLOUT,
-        "test_evaluation_is_by_data_set",
-    ),
     "DividesByTheMicroBatch": (
         LossContract,
         LOSS.replace("(weights * output.log_probs).sum()", "(mask * output.log_probs).mean()"),
         "test_no_split_changes_anything[False]",
-    ),
-    "LearnsFromMaskedTokens": (
-        LossContract,
-        LOSS.replace("(weights * output.log_probs).sum()", "output.log_probs.sum() / denominators.total"),
-        "test_only_trained_tokens_have_a_gradient",
     ),
     "CustomMean": (
         CustomLossContract,
@@ -401,9 +360,7 @@ def test_the_good_ones_of_this_file_pass(tmp_path: Path) -> None:
     source.folder = tmp_path
     source.test_what_is_given_back_comes_first()
     source.test_a_resumed_source_goes_on()
-    loss = type("Good", (LossContract,), {"component": str(tmp_path / "loss.py")})()
-    loss.test_no_split_changes_anything(False)
-    loss.test_only_trained_tokens_have_a_gradient()
+    type("Good", (LossContract,), {"component": str(tmp_path / "loss.py")})().test_no_split_changes_anything(False)
 
 
 def test_every_suite_has_bad_components() -> None:
@@ -412,16 +369,9 @@ def test_every_suite_has_bad_components() -> None:
     tried = {contract.kind for contract, *_ in BAD_COMPONENTS.values()}
     assert {hook for hook in hook_flags() if "megatron" not in hook} <= tried
     elsewhere = {
-        "models",
-        "megatron_models",
-        "engines",
-        "trainers",
-        "corrections",
-        "loss_reducers",
-        "advantages",
-        "functions",
+        "models", "megatron_models", "engines", "trainers", "corrections", "loss_reducers", "advantages", "functions",
         "megatron_model_providers",
-    }
+    }  # fmt: skip
     assert (tried | elsewhere) - set(hook_flags()) == {*KINDS, *function_flags()}
 
 

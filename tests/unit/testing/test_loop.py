@@ -16,8 +16,11 @@ REWARD = "def reward(args, sample):\n    return 1.0 if '7' in sample.response el
 
 
 def test_what_a_run_leaves(run_loop: Callable[..., LoopRun], tmp_path: Path) -> None:
+    threads, states = torch.get_num_threads(), (random.getstate(), torch.get_rng_state().tolist())
     (tmp_path / "my_rm.py").write_text(REWARD)
     run = run_loop(steps=2, custom_rm_path=tmp_path / "my_rm.py", rollout_batch_size=2)
+    assert torch.get_num_threads() == threads
+    assert (random.getstate(), torch.get_rng_state().tolist()) == states
     assert len(run.steps) == len(run.samples) == 2
     assert [len(samples) for samples in run.samples] == [8, 8]
     for step, samples in zip(run.steps, run.samples):
@@ -51,21 +54,10 @@ def test_evaluations_are_kept_apart(run_loop: Callable[..., LoopRun]) -> None:
     assert len(run.steps) == 1
 
 
-def test_nothing_of_the_process_is_changed(run_loop: Callable[..., LoopRun]) -> None:
-    threads, state = torch.get_num_threads(), random.getstate()
-    torch_state = torch.get_rng_state()
-    run_loop(steps=1)
-    assert torch.get_num_threads() == threads
-    assert random.getstate() == state
-    assert torch.equal(torch.get_rng_state(), torch_state)
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
         ({"rollout_batch": 3}, ConfigError, "Did you mean rollout_batch_size?"),
-        ({"rollout_batch_size": -3}, ConfigError, "must be greater than 0"),
-        ({"custom_rm_path": "no_such.py"}, PluginError, "no file"),
         ({"advantage_estimator": "gpro"}, PluginError, "grpo"),
     ],
 )

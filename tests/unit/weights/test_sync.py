@@ -84,8 +84,14 @@ def test_a_tensor_that_differs_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_disk_transport(tmp_path: Path, keep: bool) -> None:
     receiver = Receiver(transports=("disk",))
-    sync = _sync(tmp_path, receiver, update_weight_disk_keep_files=keep)
+    seen: list[object] = []
+
+    def written(args, version_dir, rollout_engines) -> None:
+        seen.append((version_dir, rollout_engines, receiver.version))
+
+    sync = _sync(tmp_path, receiver, written, update_weight_disk_keep_files=keep)
     sync.push()
+    assert seen == [(str(tmp_path / "weights" / "weight_v000001"), ["the engine"], None)], "before the engine"
     path, has_config = receiver.paths[0]
     assert path.name == "weight_v000001"
     assert has_config
@@ -111,12 +117,21 @@ def test_a_full_disk_leaves_the_old_version_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "offered", "chosen"),
-    [("auto", ("tensor", "disk"), "tensor"), ("nccl", ("tensor",), "tensor"), ("nccl", ("disk",), "disk"),
-     ("disk", ("tensor", "disk"), "disk"), ("tensor", (), "none")],
-)  # fmt: skip
-def test_choice_of_transport(wanted: str, offered: tuple[str, ...], chosen: str) -> None:
-    assert choose_transport(wanted, offered) == chosen
+    ("wanted", "offered", "colocate", "chosen"),
+    [
+        ("auto", ("tensor", "disk"), False, "tensor"),
+        ("disk", ("tensor", "disk"), False, "disk"),
+        ("tensor", (), False, "none"),
+        # nccl means what it means in THUDM/slime
+        ("nccl", ("tensor", "distributed", "disk"), False, "distributed"),
+        ("nccl", ("tensor", "distributed", "disk"), True, "tensor"),
+        ("nccl", ("distributed", "disk"), True, "distributed"),
+        ("nccl", ("tensor", "disk"), False, "tensor"),
+        ("nccl", ("disk",), False, "disk"),
+    ],
+)
+def test_choice_of_transport(wanted: str, offered: tuple[str, ...], colocate: bool, chosen: str) -> None:
+    assert choose_transport(wanted, offered, colocate=colocate) == chosen
 
 
 @pytest.mark.parametrize("wanted", ["tensor", "slime-rl-core:tensor"])
@@ -129,38 +144,27 @@ CLASS = """from slime_core.protocols import TransportTraits
 class Transport:
     def __init__(self, args): ...
     def send(self, weights, version, engines): ...
+    traits = TransportTraits(arrives_by='tensor')
 """
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("    traits = TransportTraits(arrives_by='tensor')", r"arrives by 'tensor' and has no async deliver"),
-    ],
-)
-def test_a_transport_that_does_not_say_what_it_is_is_refused(tmp_path: Path, more: str, message: str) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(CLASS + more)
-    with pytest.raises(PluginSignatureError, match=message):
-        _sync(tmp_path, Receiver(), update_weight_transport=str(file))
+def test_a_transport_that_cannot_deliver_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CLASS)
+    with pytest.raises(PluginSignatureError, match=r"arrives by 'tensor' and has no async deliver"):
+        _sync(tmp_path, Receiver(), update_weight_transport=f"{tmp_path}/mine.py")
 
 
-def test_checksums_tell_dtype_shape_and_bits_apart() -> None:
-    x = torch.tensor([1.0, 2.0])
-    sums = [x, x.double(), x.reshape(1, 2), torch.tensor([1.0, 2.0000002])]
-    assert len({tensor_checksum(t) for t in sums}) == 4
-    assert checksum_dtype(tensor_checksum(x.bfloat16())) is torch.bfloat16
-    assert tensor_checksum(torch.ones(2, 3).t()) == tensor_checksum(torch.ones(3, 2))
-
-
-@pytest.mark.parametrize(
-    ("offered", "colocate", "chosen"),
-    [(("tensor", "distributed", "disk"), False, "distributed"), (("tensor", "distributed", "disk"), True, "tensor"),
-     (("distributed", "disk"), True, "distributed"), (("tensor", "disk"), False, "tensor"),
-     (("disk",), False, "disk")],
-)  # fmt: skip
-def test_nccl_means_what_it_means_in_thudm_slime(offered: tuple[str, ...], colocate: bool, chosen: str) -> None:
-    assert choose_transport("nccl", offered, colocate=colocate) == chosen
+def test_checksums_tell_values_dtype_and_shape_apart_and_not_strides() -> None:
+    x = torch.arange(12, dtype=torch.bfloat16)
+    changed = x.clone()
+    changed[3] += 1
+    others = [changed, x.view(3, 4), x.view(4, 3), x.float(), x.view(torch.float16), torch.tensor(1.0)]
+    assert len({tensor_checksum(t) for t in [x, *others]}) == 7
+    assert checksum_dtype(tensor_checksum(x)) is torch.bfloat16
+    y = torch.randn(6, 4)
+    assert tensor_checksum(y) == tensor_checksum(y.t().contiguous().t())
+    assert tensor_checksum(y) == tensor_checksum(y.clone().requires_grad_())
+    assert tensor_checksum(y[:1, 0]) == tensor_checksum(y[0, :1])  # one element, stride 4 and 1
 
 
 def test_the_transport_is_the_one_that_the_started_engine_takes(tmp_path: Path) -> None:
@@ -214,18 +218,6 @@ def test_the_old_actor_is_what_was_pushed_last(tmp_path: Path, transports: tuple
     follower = FollowingWeights(sync.args, sync._trainer)
     assert follower.push() == {}
     assert len(seen) == 3
-
-
-def test_the_function_is_told_of_the_files_before_the_engine(tmp_path: Path) -> None:
-    seen: list[object] = []
-    receiver = Receiver(transports=("disk",))
-    sync = _sync(
-        tmp_path,
-        receiver,
-        lambda args, version_dir, rollout_engines: seen.append((version_dir, rollout_engines, receiver.version)),
-    )
-    sync.push()
-    assert seen == [(str(tmp_path / "weights" / "weight_v000001"), ["the engine"], None)]
 
 
 def test_without_files_the_function_is_said_to_be_without_effect(

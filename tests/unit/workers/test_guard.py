@@ -183,17 +183,6 @@ def stubborn(tmp_path: Path) -> Iterator[tuple[Guarded, list[int]]]:
     process.kill()
 
 
-@pytest.mark.slow
-def test_stop_returns_when_nothing_runs(stubborn: tuple[Guarded, list[int]]) -> None:
-    process, pids = stubborn
-    assert shared_file(pids[0]).exists()
-    process.stop()
-    assert not process.alive
-    assert not any(running(pid) for pid in pids)
-    assert not shared_file(pids[0]).exists()
-    process.stop()
-
-
 def test_kill_ends_a_frozen_server_at_once(stubborn: tuple[Guarded, list[int]]) -> None:
     process, pids = stubborn
     os.kill(pids[0], signal.SIGSTOP)
@@ -220,15 +209,6 @@ def test_it_runs_only_once_at_a_time_and_again_afterwards(stubborn: tuple[Guarde
     assert "server, start 2: " in text
 
 
-@pytest.mark.slow
-def test_one_that_was_retired_does_not_start_again(stubborn: tuple[Guarded, list[int]]) -> None:
-    process, pids = stubborn
-    process.retire()
-    assert not any(running(pid) for pid in pids)
-    with pytest.raises(EngineError, match="server has been stopped for good"):
-        process.start(["true"], {})
-
-
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     process = guarded(tmp_path)
     process.start(["/no/such/program"], {})
@@ -238,16 +218,6 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     process.stop()
     assert "cannot run: " in said(process)[0]
     assert "No such file" in said(process)[0]
-
-
-def test_it_handles_no_interrupt_from_the_terminal(tmp_path: Path) -> None:
-    process = guarded(tmp_path)
-    process.start([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ))
-    try:
-        assert process.pid is not None
-        assert os.getsid(process.pid) != os.getsid(0)
-    finally:
-        process.kill()
 
 
 def test_it_tells_the_commands_process_and_hands_on_what_is_its_alone() -> None:

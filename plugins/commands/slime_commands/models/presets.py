@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 ENGINES = Path(__file__).with_name("engines.json")
-"""Architectures of SGLang's and vLLM's servers, written by scripts/snapshot_engine_models.py."""
+"""Architectures of SGLang's and vLLM's servers, written by scripts/snapshot.py."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -54,6 +54,8 @@ PIP_S = 600.0
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 _LARGEST = 256 << 20
 """Bytes of the largest answer; PyPI's list of names has about 40 MB."""
+_TOLD = 1_000_000
+"""Bytes of a list from which the user is told before it is read."""
 _ERROR = "ERROR: "
 
 
@@ -91,9 +93,13 @@ class PackageIndex:
         self._ends = time.monotonic() + deadline_s
         self._opener = _opener(self.url, parts.username, parts.password, cafile)
 
-    def names(self) -> list[str]:
-        """Return the normalized names of all projects that may be plugins of slime."""
-        found = {normalized(name.strip("/ \n")) for name in _names(*self._get(self.url))}
+    def names(self, tell: Callable[[str], None]) -> list[str]:
+        """Return the normalized names of all projects that may be plugins of slime.
+
+        Args:
+            tell: Gets a text before a list of more than a megabyte, or of unknown size, is read.
+        """
+        found = {normalized(name.strip("/ \n")) for name in _names(*self._get(self.url, tell))}
         return sorted(name for name in found if name.startswith(PREFIX))
 
     def newest(self, project: str) -> Release | None:
@@ -106,7 +112,7 @@ class PackageIndex:
             return _release(self._get(f"{chosen.url}.metadata")[0])
         return release_of_wheel(self._get(chosen.url)[0], chosen.url)
 
-    def _get(self, url: str) -> tuple[bytes, str, str]:
+    def _get(self, url: str, tell: Callable[[str], None] | None = None) -> tuple[bytes, str, str]:
         """Return the body, its type and its address after redirects."""
         if url.startswith("file:") and url.endswith("/"):
             url += "index.html"
@@ -114,6 +120,10 @@ class PackageIndex:
         body = bytearray()
         try:
             with self._opener.open(request, timeout=self._remaining(url)) as answer:
+                size = int(answer.headers.get("Content-Length") or _LARGEST)
+                if tell is not None and size > _TOLD:
+                    shown = f"{size / 1e6:.0f} MB" if size < _LARGEST else "of unknown size; PyPI's has about 40 MB"
+                    tell(f"reading the list of all projects of {self.url} ({shown}), at most {self._deadline_s:g} s")
                 while piece := answer.read(1 << 16):
                     body += piece
                     self._remaining(url)

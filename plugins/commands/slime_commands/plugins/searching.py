@@ -19,7 +19,8 @@ _HEADER = ("NAME", "VERSION", "HERE", "DESCRIPTION")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("words", nargs="*", metavar="WORD", help="words that the name or the description has")
+    text = f"words that the name or the description has; whole names ({PREFIX}...) are read without the list of names"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=text)
     add_index_url(parser)
     parser.add_argument(
         "--timeout", type=float, default=_DEADLINE_S, metavar="S", help="seconds for all (default: %(default)g)"
@@ -37,9 +38,10 @@ def add_index_url(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Print the plugins; exit status 1 if a project could not be read."""
     where = index(namespace.index_url, namespace.timeout)
-    found, unread = _plugins(where)
     words = [word.lower() for word in namespace.words]
-    chosen = [one for one in found if all(word in f"{one.name} {one.summary}".lower() for word in words)]
+    named = bool(words) and all(word.startswith(PREFIX) for word in words)
+    found, unread = _plugins(where, words if named else None)
+    chosen = [one for one in found if named or all(word in f"{one.name} {one.summary}".lower() for word in words)]
     if namespace.json:
         rows = [{**asdict(one), "installed": _here(one.name), "unmet": unmet(one)} for one in chosen]
         print(json_text(rows, indent=2))
@@ -54,9 +56,15 @@ def run(namespace: argparse.Namespace) -> int:
     return int(bool(unread))
 
 
-def _plugins(where: PackageIndex) -> tuple[list[Release], dict[str, str]]:
-    """Return the releases with the keyword, and project -> error for those that could not be read."""
-    names = where.names()
+def _plugins(where: PackageIndex, names: list[str] | None) -> tuple[list[Release], dict[str, str]]:
+    """Return the releases with the keyword, and project -> error for those that could not be read.
+
+    Args:
+        names: Projects to read; None for all that the index lists.
+    """
+    if names is None:
+        hint = f"a whole name ({PREFIX}...) is read without it"
+        names = where.names(lambda text: print(f"slime: {text}; {hint}", file=sys.stderr, flush=True))
     unread: dict[str, str] = {}
 
     def newest(name: str) -> Release | None:

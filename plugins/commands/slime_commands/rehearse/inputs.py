@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from slime_commands.check.check import made_elsewhere
 from slime_commands.check.config import named_components
@@ -24,6 +26,7 @@ from slime_commands.rehearse.scaled import MODELS, Here, Options, RunFile, setti
 from slime_commands.rehearse.small_model import shrink, write_small_model
 from slime_core.checkpoint.sources import required_source
 from slime_core.config import Settings
+from slime_core.config.sections.evaluation import EvalDataset
 from slime_core.data.dataset import split_path
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.launch.components import Resolver
@@ -41,7 +44,12 @@ _ROWS = 64
 _MADE = ("hf_checkpoint", "prompt_data", "eval_prompt_data", "prepare_path")
 """Settings by whose origins a run decides whether the recipe may make an input."""
 _REWARD = "math"
-"""Reward that takes the place of a function that is not on this machine."""
+"""Reward that takes the place of a function or server that is not on this machine."""
+_OF_SERVICE = (
+    "rm_url", "custom_rm_path", "custom_reward_post_process_path", "group_rm", "reward_key", "eval_reward_key",
+)  # fmt: skip
+"""Settings of a reward that asks a server."""
+_CONNECT_S = 2.0
 
 
 def leave_out_unfound(settings: Settings, resolver: Resolver, report: Report) -> None:
@@ -53,8 +61,11 @@ def leave_out_unfound(settings: Settings, resolver: Resolver, report: Report) ->
         except SlimeError as error:
             if not isinstance(getattr(settings.args, name), str) or not settings.is_given(name):
                 raise
-            report.gaps.append(f"{flag} {spec}: {str(error).splitlines()[0]}")
+            report.gaps.append(str(error).splitlines()[0])
             settings.derive(name, None, "--stand-ins")
+            for dataset in settings.args.eval_datasets:
+                if getattr(dataset, name, None) == spec:
+                    setattr(dataset, name, None)
 
 
 def model_config(settings: Settings, report: Report) -> dict[str, Any] | None:
@@ -192,7 +203,9 @@ class Inputs:
         if learns and elsewhere and args.input_key and not args.label_key:
             gaps.append("no --label-key: rows that stand in have labels; rewards that compare with a label need it")
             values["label_key"] = args.label_key = "label"
-        if learns and not args.rm_type and not args.custom_rm_path:
+        if args.rm_url and not _answers(args.rm_url):
+            self._service_elsewhere(here)
+        elif learns and not args.rm_type and not args.custom_rm_path:
             gaps.append(f"the reward: not on this machine; the reward {_REWARD} takes its place")
             values["rm_type"] = _REWARD
             for name in ("reward_key", "eval_reward_key"):
@@ -200,6 +213,11 @@ class Inputs:
         if elsewhere:
             gaps.append(f"{self.settings.cite('prompt_data')}: not on this machine; rows that stand in")
             values["prompt_data"] = str(self._rows("prompt_data", args))
+        if args.eval_config and not os.path.exists(args.eval_config):
+            gaps.append(f"{self.settings.cite('eval_config')}: not on this machine; a data set like --prompt-data's")
+            del values["eval_config"]
+            columns = {name: getattr(args, name) for name in ("input_key", "label_key", "apply_chat_template")}
+            args.eval_datasets = [EvalDataset(name="stand_in", path=str(args.eval_config), **columns)]
         for dataset in args.eval_datasets:
             if not split_path(dataset.path)[0].exists():
                 gaps.append(f"evaluation data set {dataset.name!r} {dataset.path}: rows that stand in")
@@ -211,12 +229,28 @@ class Inputs:
             gaps.append(f"--megatron-config-path {path}: not on this machine")
             del values["megatron_config_path"]
 
+    def _service_elsewhere(self, here: Here) -> None:
+        """Replace the reward that asks --rm-url, and the teacher behind it."""
+        args, values = self.settings.args, here.values
+        teacher = args.use_opd and args.opd_type == "sglang"
+        own = " and the rehearsal's model as --opd-type local" if teacher else ""
+        cited = self.settings.cite("rm_url")
+        self.report.gaps.append(f"{cited}: does not answer this machine; the reward {_REWARD}{own} take its place")
+        for name in _OF_SERVICE:
+            values.pop(name, None)
+        values["rm_type"] = _REWARD
+        for dataset in args.eval_datasets:
+            dataset.rm_type, dataset.custom_rm_path = _REWARD, None
+        if teacher:
+            values |= {"opd_type": "local", "opd_teacher_load": values["hf_checkpoint"]}
+            values["plugins"].pop("on_policy_distillation", None)
+
     def _rows(self, name: str, columns: Any) -> Path:
         """Write rows of sums with the columns that the settings name; return the path."""
         supervised = not self.settings.args.compute_advantages_and_returns
         rng, rows = random.Random(0), []
         for _ in range(_ROWS):
-            a, b = rng.randint(10, 99), rng.randint(10, 99)
+            a, b = rng.randint(10, 99), rng.randint(10, 99) + 100 * (name != "prompt_data")  # none is in both
             question, answer = f"{a}+{b}=?", str(a + b)
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             row: dict[str, Any] = {columns.input_key or "input": messages if supervised else question}
@@ -226,6 +260,16 @@ class Inputs:
         path = self.folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return path
+
+
+def _answers(url: str) -> bool:
+    """Return whether a connection to the server can be opened."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 80), _CONNECT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _layers(config: Mapping[str, Any]) -> Any:

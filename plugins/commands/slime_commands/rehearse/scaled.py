@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_trainer_megatron.arguments.architecture import COMPARED
+from slime_trainer_megatron.arguments.flags import shown
+from slime_trainer_megatron.arguments.owned import REFUSED_ON_CPU
 from slime_trainer_megatron.layout import Layout
 
 from slime_core.config import Settings
@@ -220,15 +222,18 @@ def _place_layout(settings: Settings, trainer: Any, here: Here, most: int) -> No
         here.gaps.append("uneven or interleaved pipeline stages: checked by their numbers only")
     for name in _OF_STAGES:
         here.values.pop(name, None)
+    for name, (value, why) in REFUSED_ON_CPU.items():
+        if settings.args.device != "cpu" and here.values.get(name, value) != value:
+            here.gaps.append(f"{shown(name, here.values.pop(name))}: {why}")
     here.values |= {f"{name}_model_parallel_size": sizes[name] for name in ("tensor", "pipeline")}
     here.values |= {"context_parallel_size": sizes["context"], "expert_model_parallel_size": expert}
     if asked.expert_tensor is not None:
         here.values["expert_tensor_parallel_size"] = expert_tensor
     here.processes, here.data_parallel, here.stages = one * data, data, sizes["pipeline"]
     here.values["actor_num_gpus_per_node"] = here.processes
-    shown = [f"TP {sizes['tensor']}/{asked.tensor}", f"PP {sizes['pipeline']}/{asked.pipeline}"]
-    shown += [f"CP {sizes['context']}/{asked.context}", f"EP {expert}/{asked.expert}"]
-    here.layout = f"{here.processes} of {world} processes: {', '.join(shown)}, DP {data}/{world // asked.model_size}"
+    each = [f"TP {sizes['tensor']}/{asked.tensor}", f"PP {sizes['pipeline']}/{asked.pipeline}"]
+    each += [f"CP {sizes['context']}/{asked.context}", f"EP {expert}/{asked.expert}"]
+    here.layout = f"{here.processes} of {world} processes: {', '.join(each)}, DP {data}/{world // asked.model_size}"
 
 
 def _place_engine(settings: Settings, engine: Any, here: Here) -> None:

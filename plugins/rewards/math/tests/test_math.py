@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import re
 import signal
 import threading
@@ -14,11 +13,23 @@ from typing import Any
 import pytest
 from slime_reward_math import explodes, final_answer, reward, within
 from slime_rewards.processes.pool import WorkerPool
+from slime_testing_contracts import RewardContract
 
 from slime_core import Sample
 from slime_core.config import Args
 from slime_core.plugins.adapters import Component
 from tests.sweeps import sweep
+
+
+class TestMath(RewardContract):
+    component = "math"
+    examples = [
+        ("1+1=", r"\boxed{2}", "2", 1.0),
+        ("1+1=", r"\boxed{3}", "2", 0.0),
+        ("", r"\boxed{\frac{2}{4}}", r"\boxed{\frac{1}{2}}", 1.0),
+        ("", r"\boxed{1{,}234}", "1234", 1.0),
+        ("", "The answer is 41.", 42, 0.0),
+    ]
 
 
 def score(response: str, label: object) -> float:
@@ -29,40 +40,27 @@ def score(response: str, label: object) -> float:
     "response, label, expected",
     [
         (r"\boxed{\frac{1}{2}}", "1/2", 1.0),
-        (r"\boxed{50\%}", "0.5", 1.0),
-        (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
-        (r"\boxed{(1, 2)}", "(1,2)", 1.0),
-        (r"\boxed{(2, 1)}", "(1,2)", 0.0),
-        (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", 1.0),
         (r"\boxed{1} or \boxed{2}", "1", 0.0),
         (r"\boxed{1} or \boxed{2}", "2", 1.0),
         (r"\boxed{2", "2", 0.0),
         ("the answer is -3", -3, 1.0),
         (r"\frac12", "0.5", 1.0),
-        ("x+1", "1+x", 1.0),
         ("x is 1", "1", 1.0),
         ("no number here", "7", 0.0),
         (r"\boxed{\frac{1}{}}", "1", 0.0),
         (r"\boxed{1 1/2}", "11/2", 0.0),
         (r"\boxed{1 1/2}", "3/2", 1.0),
         (r"\boxed{4 5}", "45", 0.0),
-        (r"\boxed{4\,5}", "45", 0.0),
-        (r"\boxed{4\quad 5}", "45", 0.0),
         ("4 5", "45", 0.0),
         ("The answer is 4 5.", "45", 0.0),
         (r"\boxed{1 000}", "1000", 1.0),
-        (r"\boxed{1\,000\,000}", "1000000", 1.0),
         (r"\boxed{1 00}", "100", 0.0),
-        (r"\boxed{1 2}", "1 2", 1.0),
         (r"\boxed{\approx 4}", "4", 0.0),
-        (r"\boxed{x \approx 4}", "4", 0.0),
         (r"\boxed{\approx 3.14}", "3.14", 1.0),  # the label is rounded, too
         (r"\boxed{5=4}", "4", 0.0),
-        (r"\boxed{4=5=4}", "4", 0.0),
         (r"\boxed{2+2=4}", "4", 1.0),
         (r"\boxed{x=4}", "4", 1.0),
         (r"\boxed{\neq 4}", "4", 0.0),
-        (r"\boxed{\neg 4}", "4", 0.0),
         (r"\boxed{>4}", "4", 0.0),
         (r"\boxed{\phantom{4}}", "4", 0.0),
         (r"\boxed{4_5}", "4", 0.0),
@@ -126,19 +124,6 @@ def test_threads_agree_with_the_main_thread_and_leave_its_alarm_alone() -> None:
         thread.join(60)
     assert found == [expected] * 4
     assert signal.getsignal(signal.SIGALRM) is handler
-
-
-@pytest.mark.parametrize(
-    ("answer", "label"),
-    [
-        ("x^8 + x^7 + x^6 + x^5 + x^4 + x^3 + x^2 + x + 1", "1+x+x^2+x^3+x^4+x^5+x^6+x^7+x^8"),
-        ("2^{40} 3^{20}", r"3^{20}\cdot 2^{40}"),
-        ("e^{-(x-1)^2/2}", r"e^{-\frac{(x-1)^2}{2}}"),
-        ("2^{(3!)}", "64"),
-    ],
-)
-def test_powers_side_by_side_are_evaluated(answer: str, label: str) -> None:
-    assert score(rf"\boxed{{{answer}}}", label) == 1.0
 
 
 def test_braces_that_are_escaped_are_text() -> None:
@@ -285,9 +270,3 @@ def test_a_call_that_catches_the_exception_is_interrupted_again() -> None:
     assert within(5.0, lambda: 7) == 7
     with pytest.raises(KeyError):
         within(5.0, lambda: {}["none"])
-
-
-def test_nothing_is_logged_per_answer(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        score(r"\boxed{\frac{}{}}", "3")
-    assert caplog.records == []

@@ -131,8 +131,9 @@ class TeacherLogProbs:
                 )
         if not self._serves and not chosen.context and not chosen.teachers:
             raise ConfigError(
-                f"reward {NAME!r} with --opd-type {args.opd_type} only shows the teacher more than the policy; type"
-                f" --set 'plugins.{NAME}.context=\"{{prompt}} Answer: {{label}}\"', or choose another reward"
+                f"reward {NAME!r} with --opd-type {args.opd_type} only shows the teacher more than the policy, or takes"
+                f" several teachers; type --set 'plugins.{NAME}.context=\"{{prompt}} Answer: {{label}}\"', with"
+                f" --opd-type local give plugins.{NAME}.teachers, or choose another reward"
             )
         self._number = number_of_ids(args)
         self._contexts = Contexts(args, chosen.context, chosen.peer_reward) if chosen.context else None

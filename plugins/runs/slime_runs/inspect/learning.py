@@ -20,8 +20,8 @@ from slime_commands.plan.memory import Parameters
 
 from slime_core.checkpoint.store import find
 from slime_core.errors import CheckpointError, ConfigError, rollout_name
-from slime_core.text import one_line
 from slime_runs.run import Run, RunError
+from slime_runs.text import one_line
 
 _REWARD, _ERROR = "rollout/raw_reward", "rollout/raw_reward_stderr"
 _NOISE = 3.0

@@ -230,7 +230,7 @@ def _line(outcome: Outcome, several_files: bool) -> str:
 
 
 def _text(outcome: Outcome) -> str:
-    from slime_core.text import one_line
+    from slime_runs.text import one_line
 
     label = "" if outcome.label is None else f"  label: {one_line(str(outcome.label), _READ)}\n"
     return f"{label}  response: {one_line(outcome.response, _READ)}"

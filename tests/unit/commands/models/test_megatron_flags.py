@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from slime_commands.models.megatron_flags import flag_words, megatron_flags
-from slime_commands.models.named import pick
 from slime_commands.models.presets import find_preset, model_presets
 from slime_trainer_megatron.arguments.architecture import check_architecture
 
@@ -78,10 +77,6 @@ def test_a_stored_run_names_the_model_and_loads_as_the_same(tmp_path: Path) -> N
     assert "# hidden_size: 2560  # --model qwen3-4B" in again.to_yaml()
 
 
-def test_a_trainer_that_takes_no_flags_is_no_reason_for_a_warning() -> None:
-    assert load("--model", "qwen3-4B").warnings == []
-
-
 def test_an_unknown_name_says_where_it_came_from() -> None:
     with pytest.raises(ConfigError, match=r"--model 'qwen3-5B' \(SLIME_MODEL env\).*Did you mean qwen3-"):
         load_settings([], command="show", env={"SLIME_MODEL": "qwen3-5B"})
@@ -92,12 +87,4 @@ def test_without_the_presets_the_core_says_what_brings_them(monkeypatch: pytest.
     with pytest.raises(ConfigError) as caught:
         load_settings(["--model", "qwen3-4B"], command="show", env={})
     message = "--model 'qwen3-4B' (flag): no plugin that knows published models is installed; pip install slime-rl"
-    assert str(caught.value) == message
-
-
-def test_a_name_that_no_installed_plugin_has_says_what_brings_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_commands.models.named.installed", lambda name: None)
-    with pytest.raises(ConfigError) as caught:
-        pick({}, "qwen3-4B", "flag")
-    message = "--model 'qwen3-4B' (flag): no model preset of that name. slime's come with: pip install slime-rl"
     assert str(caught.value) == message

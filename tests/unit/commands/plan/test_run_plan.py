@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,13 +98,6 @@ def test_a_run_in_words(tiny: TinyRun, capsys: pytest.CaptureFixture[str]) -> No
     assert "KV cache" in shown
 
 
-def test_a_cluster_that_is_not_here(tiny: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = json.loads(said(capsys, *tiny.argv(), "--num-gpus", "8", "--json", "--rollout-external-engine-addrs", "h:1"))
-    assert plan["placement"]["device"] == "cuda"
-    assert plan["batches"]["samples"] == 16
-    assert [m["device"] for m in plan["memory"]]
-
-
 def test_offloading_lowers_the_peak_of_shared_devices(tiny: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     def planned(*flags: str) -> dict[str, Any]:
         argv = [
@@ -128,16 +120,6 @@ def test_offloading_lowers_the_peak_of_shared_devices(tiny: TinyRun, capsys: pyt
     assert both["train"] < neither["train"]
     assert both["generate"] < neither["generate"]
     assert neither["peak"] == "train"
-
-
-def test_a_model_that_a_recipe_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    demo = "plugins/commands/slime_commands/init/templates/demo.yaml"
-    shown = said(
-        capsys, "--config", demo, "--device", "cpu", "--run-dir", str(tmp_path),
-        "--hf-checkpoint", str(tmp_path / "model"), "--prompt-data", str(tmp_path / "train.jsonl"),
-        "--prepare-path", "addition",
-    )  # fmt: skip
-    assert "note: no memory estimate; --prepare-path makes the model" in shown
 
 
 BIG = (

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slime_engine_sglang import arguments
-from slime_engine_sglang.arguments import router_arguments, server_arguments, to_argv
-from slime_engine_sglang.flag_list import ROUTER
+from slime_engine_sglang.arguments import server_arguments, to_argv
+from slime_engine_sglang.flag_list import ROUTER, SERVER, shipped_flags
+from slime_engine_sglang.owned import ROUTER_OWNED, SERVER_OWNED, refuse_owned
 
 from slime_core.config import load_settings
 from slime_core.errors import ConfigError
@@ -39,19 +41,6 @@ def test_what_slime_sets() -> None:
     assert server(model_path="/other")["model_path"] == "/other"
 
 
-def test_on_cpu_there_are_defaults_that_the_user_may_change() -> None:
-    fields = server("--sglang-max-total-tokens", "4k", device="cpu")
-    assert {name: fields[name] for name in arguments.ON_CPU} == {
-        "device": "cpu",
-        "dtype": "float32",
-        "max_total_tokens": 4000,
-        "mem_fraction_static": 0.3,
-        "sleep_on_idle": True,
-        "image_processor_backend": "pil",
-        "lora_backend": "torch_native",
-    }
-
-
 def test_every_source_reaches_the_fields(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
@@ -80,66 +69,31 @@ def test_every_source_reaches_the_fields(tmp_path: Path) -> None:
     assert "sglang_server_concurrency" not in str(fields)
 
 
-@pytest.mark.parametrize(
-    ("argv", "field", "value"),
-    [
-        ("--sglang-dp 2 --sglang-enable-dp-attention", "dp_size", 2),
-        ("--sglang-data-parallel-size 2 --sglang-enable-dp-attention", "dp_size", 2),
-        ("--sglang-pipeline-parallel-size 2", "pp_size", 2),
-        ("--sglang-expert-parallel-size 4", "ep_size", 4),
-        ("--sglang-ep 4", "ep_size", 4),
-        ("--sglang-moe-data-parallel-size 2", "moe_dp_size", 2),
-    ],
-)
-def test_long_and_short_names(argv: str, field: str, value: Any) -> None:
-    assert server(*argv.split(), gpus=4)[field] == value
-
-
-def test_sizes_must_fit() -> None:
-    assert server("--sglang-pp-size", "2", gpus=8)["tp_size"] == 4
-    with pytest.raises(ConfigError) as caught:
-        server("--sglang-pp-size", "3", gpus=4)
-    assert str(caught.value) == (
-        "--sglang-pp-size 3 does not divide the engine's 4 GPUs (--rollout-num-gpus-per-engine, which is"
-        " tp_size * pp_size)."
-    )
-    with pytest.raises(ConfigError) as caught:
-        server("--sglang-dp-size", "2", gpus=2)
-    assert str(caught.value) == (
-        "--sglang-dp-size 2 needs --sglang-enable-dp-attention; for more engines of one copy each set"
-        " --rollout-num-gpus."
-    )
-    with pytest.raises(ConfigError, match=r"^--sglang-dp-size 3 \(m.yaml:3\) does not divide the engine's tp_size 4.$"):
-        server("--sglang-enable-dp-attention", gpus=4, overrides={"dp_size": 3}, origin="m.yaml:3")
-    with pytest.raises(ConfigError, match=r"^--sglang-attn-dp-size 3 does not divide the engine's tp_size 4.$"):
-        server("--sglang-attn-dp-size", "3", gpus=4)
-
-
 def test_overrides_lie_above_settings_and_below_slime() -> None:
     overrides = {"chunked-prefill-size": 64, "expert_parallel_size": 2, "fp8_gemm_runner_backend": "triton"}
     fields = server("--sglang-chunked-prefill-size", "8", gpus=2, overrides=overrides, origin="m.yaml:3")
     assert (fields["chunked_prefill_size"], fields["ep_size"], fields["tp_size"]) == (64, 2, 2)
-    assert fields["fp8_gemm_runner_backend"] == "triton"
+    assert server("--sglang-pp-size", "2", gpus=8)["tp_size"] == 4
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("argv", "overrides", "message"),
     [
-        (
-            {"chunked_prefil_size": 1},
-            "m.yaml:3: chunked_prefil_size: {} has no such flag. Did you mean chunked_prefill_size?",
-        ),
-        ({"chunked_prefill_size": "x"}, "m.yaml:3: chunked_prefill_size 'x': invalid int value: 'x'"),
-        ({"ep": 1, "ep_size": 2}, "m.yaml:3: 'ep_size' is already set as 'ep'; remove one."),
-        ({"tensor_parallel_size": 2}, "m.yaml:3: tp_size 2 is slime's to set: --rollout-num-gpus-per-engine is"),
-        ({"load_balance_method": "x"}, "m.yaml:3: load_balance_method 'x': invalid choice: 'x' (choose from 'auto', "),
+        ("--sglang-pp-size 3", {}, "--sglang-pp-size 3 does not divide the engine's 4 GPUs"),
+        ("--sglang-dp-size 2", {}, "--sglang-dp-size 2 needs --sglang-enable-dp-attention; .*--rollout-num-gpus"),
+        ("--sglang-attn-dp-size 3", {}, "--sglang-attn-dp-size 3 does not divide the engine's tp_size 4"),
+        ("--sglang-enable-dp-attention", {"dp_size": 3}, r"--sglang-dp-size 3 \(m.yaml:3\) does not divide"),
+        ("", {"chunked_prefil_size": 1}, "m.yaml:3: chunked_prefil_size: SGLang .*Did you mean chunked_prefill_size?"),
+        ("", {"chunked_prefill_size": "x"}, "m.yaml:3: chunked_prefill_size 'x': invalid int value: 'x'"),
+        ("", {"ep": 1, "ep_size": 2}, "m.yaml:3: 'ep_size' is already set as 'ep'; remove one"),
+        ("", {"tensor_parallel_size": 2}, "m.yaml:3: tp_size 2 is slime's to set: --rollout-num-gpus-per-engine is"),
+        ("", {"load_balance_method": "x"}, r"m.yaml:3: load_balance_method 'x': .*\(choose from 'auto', "),
+        ("", {"enable_lora": False}, "m.yaml:3: enable_lora: false cannot be said on its command line"),
     ],
 )
-def test_overrides_are_checked_and_name_their_place(overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        server(overrides=overrides, origin="m.yaml:3")
-    version = "SGLang 0.5.23 (slime's own list, as no SGLang is installed here or named by --engine-python)"
-    assert str(caught.value).startswith(message.format(version))
+def test_what_is_refused(argv: str, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        server(*argv.split(), gpus=4, overrides=overrides, origin="m.yaml:3" if overrides else "")
 
 
 def test_what_the_caller_decides_wins_and_unknown_fields_are_left_out_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -207,30 +161,63 @@ def test_the_spelling_of_each_kind() -> None:
     ]
 
 
-def test_what_cannot_be_said_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^m.yaml:3: enable_lora: false cannot be said on its command line,"):
-        server(overrides={"enable_lora": False}, origin="m.yaml:3")
-    with pytest.raises(ConfigError, match=r"^--sglang-enable-lora: false cannot be said on its command line,"):
-        server_arguments(settings(env={"SLIME_SGLANG_ENABLE_LORA": "false"}), device="cuda", gpus=1)
-    with pytest.raises(ConfigError, match=r"^--enable-lora: false cannot be said on its command line, only true;"):
-        to_argv({"enable_lora": False})
+# -- owned -----------------------------------------------------------------------------------------------
 
 
-# -- router ----------------------------------------------------------------------------------------------
+def load(*argv: str) -> list[str]:
+    return load_settings([*argv, "--rollout-engine", "sglang"], command="show", env={}).warnings
 
 
-def test_the_router_has_slimes_defaults() -> None:
-    assert router_arguments(settings()) == {
-        "log_level": "warn",
-        "balance_abs_threshold": 10,
-        "balance_rel_threshold": 1.2,
-        "request_timeout_secs": 14400,
-    }
-    argv = "--router-policy round_robin --router-log-level info --sglang-router-request-timeout-secs 60"
-    fields = router_arguments(settings(*argv.split(), "--router-selector", "a=1", "b=2"))
-    assert fields | {"policy": "round_robin", "log_level": "info", "request_timeout_secs": 60} == fields
-    assert to_argv(fields | {"host": "::1", "port": 3000, "worker_urls": []}, owner=ROUTER) == [
-        *("--log-level", "info", "--balance-abs-threshold", "10", "--balance-rel-threshold", "1.2"),
-        *("--policy", "round_robin", "--selector", "a=1", "b=2", "--request-timeout-secs", "60"),
-        *("--host", "::1", "--port", "3000", "--worker-urls"),
-    ]
+def _value(attribute: str) -> list[str]:
+    owner = SERVER if attribute.startswith(SERVER) else ROUTER
+    flag = shipped_flags().field(owner, attribute.removeprefix(owner))
+    assert flag is not None
+    if flag.nargs == 0:
+        return []
+    return [[*flag.choices][-1] if flag.choices else "7"]
+
+
+@pytest.mark.parametrize("prefix", [SERVER, ROUTER])
+def test_each_is_refused_saying_what_to_set(prefix: str) -> None:
+    for field, text in (SERVER_OWNED if prefix == SERVER else ROUTER_OWNED).items():
+        flag = shipped_flags().field(prefix, field)
+        if flag is None or field in ("config", "tp_size", "skip_server_warmup"):
+            continue
+        with pytest.raises(ConfigError, match=re.escape(f"(flag) is slime's to set: {text}.")) as caught:
+            load(flag.option_strings[-1], *_value(prefix + field))
+        assert str(caught.value).startswith("--" + flag.dest.replace("_", "-"))
+    (warning,) = load("--sglang-skip-server-warmup")
+    assert "without need" in warning
+
+
+@pytest.mark.parametrize(
+    ("argv", "gpus", "origin"),
+    [
+        ("--sglang-tp-size 2", 2, "derived: sglang_tp_size"),
+        ("--sglang-tensor-parallel-size 2 --sglang-pp-size 2", 4, "derived: sglang_tp_size * sglang_pp_size"),
+        ("--sglang-tp-size 2 --rollout-num-gpus-per-engine 2", 2, "flag"),
+        ("--sglang-tp-size 2 --rollout-num-gpus-per-engine 4 --sglang-pp-size 2", 4, "flag"),
+    ],
+)
+def test_the_size_of_an_engine_may_be_said_in_sglangs_way(argv: str, gpus: int, origin: str) -> None:
+    settings = load_settings([*argv.split(), "--rollout-engine", "sglang"], command="show", env={})
+    assert settings.args.rollout_num_gpus_per_engine == gpus
+    assert str(settings.origins["rollout_num_gpus_per_engine"]) == origin
+    assert not [w for w in settings.warnings if "tp-size" in w]
+
+
+def test_with_another_engine_they_have_no_effect() -> None:
+    argv = "--sglang-tp-size 2 --sglang-port 1 --router-host h --rollout-engine embedded --train-backend embedded"
+    settings = load_settings(argv.split(), command="show", env={})
+    assert settings.args.rollout_num_gpus_per_engine == 1
+    (warning,) = [w for w in settings.warnings if "sglang" in w]
+    assert warning.startswith("without effect with --train-backend embedded and --rollout-engine embedded: ")
+    assert "--sglang-tp-size 2 (flag), --sglang-port 1 (flag)" in warning
+
+
+def test_overrides_of_a_group() -> None:
+    refuse_owned({"trust_remote_code": True, "skip_server_warmup": True, "chunked_prefill_size": 4}, "m.yaml:3")
+    with pytest.raises(ConfigError) as caught:
+        refuse_owned({"nnodes": 2, "skip_server_warmup": False}, "m.yaml:3")
+    assert "m.yaml:3: skip_server_warmup False is slime's to set: " in str(caught.value)
+    assert "m.yaml:3: nnodes 2 is slime's to set: slime places engines" in str(caught.value)

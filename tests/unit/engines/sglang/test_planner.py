@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_engine_http.placement import find_device
 from slime_engine_http.plan import LaunchPlan, Reservation
 from slime_engine_sglang import planner, server_groups
 from slime_engine_sglang.engine import SglangEngine
-from slime_engine_sglang.planner import DEFAULT_MODEL, check, make_plan, plan_of
+from slime_engine_sglang.planner import check, make_plan, plan_of
 
 from slime_core.config import Args, load_settings
 from slime_core.errors import ConfigError
@@ -59,25 +58,6 @@ ALONE = "--actor-num-gpus-per-node 1 --colocate"
 # -- golden plans ------------------------------------------------------------------------------------------
 
 
-def test_one_cpu_engine_behind_a_router() -> None:
-    plan = make()
-    (model,) = plan.models
-    assert (plan.device, plan.main, plan.warnings) == ("cpu", model, ())
-    assert (model.name, model.model_path, model.updates_weights) == (DEFAULT_MODEL, "/m", True)
-    assert (model.router, model.router_address) == ({"policy": "round_robin"}, None)
-    (server,) = model.servers
-    assert rows(plan) == [("default/0", "regular", 0, ())]
-    assert server.arguments == {"gpus": 1, "rank": 0, "model_path": "/m"}
-    assert server.environment == {"ON": "cpu"}
-
-
-def test_colocated_servers_have_the_trainers_gpus() -> None:
-    plan = make("--colocate --rollout-num-gpus-per-engine 4", gpus=8)
-    assert rows(plan) == [("default/0", "regular", 0, (0, 1, 2, 3)), ("default/1", "regular", 0, (4, 5, 6, 7))]
-    assert make("--colocate --actor-num-gpus-per-node 4", gpus=8).servers[-1].gpus == (3,)
-    assert len(make("--colocate", gpus=1).servers) == 1
-
-
 @pytest.mark.parametrize(
     ("flags", "gpus", "first"),
     [  # THUDM/slime's table of placements, with 16 GPUs for training and 32 for inference
@@ -89,62 +69,6 @@ def test_colocated_servers_have_the_trainers_gpus() -> None:
 def test_layout(flags: str, gpus: int, first: int) -> None:
     plan = make(f"--actor-num-nodes 2 --rollout-num-gpus 32 --rollout-num-gpus-per-engine 8 {flags}", gpus)
     assert [(s.node, s.gpus) for s in plan.servers] == [(first // 8 + i, tuple(range(8))) for i in range(4)]
-
-
-def test_engines_of_two_nodes() -> None:
-    plan = make("--actor-num-gpus-per-node 8 --rollout-num-gpus 32 --rollout-num-gpus-per-engine 16", gpus=40)
-    assert rows(plan) == [
-        ("default/0", "regular", 1, tuple(range(8))),
-        ("default/0@1", "regular", 2, tuple(range(8))),
-        ("default/1", "regular", 3, tuple(range(8))),
-        ("default/1@1", "regular", 4, tuple(range(8))),
-    ]
-    assert [(s.engine, s.node_rank, s.num_nodes, s.arguments["rank"]) for s in plan.servers] == [
-        ("default/0", 0, 2, 0), ("default/0", 1, 2, 0), ("default/1", 0, 2, 1), ("default/1", 1, 2, 1),
-    ]  # fmt: skip
-    second = plan.servers[1].arguments
-    assert (second["nnodes"], second["node_rank"], second["gpus"], second["base_gpu_id"]) == (2, 1, 16, 0)
-    assert "dist_init_addr=(at launch)" in plan.describe()
-
-
-def test_prefill_num_servers_is_short_for_two_groups() -> None:
-    flags = f"{ALONE} --rollout-num-gpus 8 --rollout-num-gpus-per-engine 2"
-    short = make(f"{flags} --prefill-num-servers 2", gpus=8)
-    text = "sglang: [{name: default, server_groups: [{worker_type: P, num_gpus: 4}, {worker_type: D, num_gpus: 4}]}]"
-    text = text.replace("P", "prefill").replace("D", "decode")
-    assert short == make(flags, gpus=8, yaml=text)
-    assert rows(short) == [
-        ("default/prefill-0", "prefill", 0, (0, 1)),
-        ("default/prefill-1", "prefill", 0, (2, 3)),
-        ("default/decode-0", "decode", 0, (4, 5)),
-        ("default/decode-1", "decode", 0, (6, 7)),
-    ]
-    prefill, _, decode, _ = short.servers
-    assert prefill.arguments["disaggregation_mode"] == "prefill"
-    assert decode.arguments["disaggregation_mode"] == "decode"
-    assert decode.arguments["prefill_round_robin_balance"] is True
-    assert short.models[0].router == {"policy": "round_robin", "pd_disaggregation": True}
-
-
-def test_encoders_start_first_and_the_others_are_told_of_them() -> None:
-    plan = make(
-        f"{ALONE} --rollout-num-gpus 6",
-        gpus=6,
-        yaml="sglang:\n- name: vl\n  server_groups:\n  - {worker_type: prefill, num_gpus: 2, num_gpus_per_engine: 2}\n"
-        "  - {worker_type: decode, num_gpus: 2}\n  - {worker_type: encoder, num_gpus: 2}\n",
-    )
-    assert rows(plan) == [
-        ("vl/encoder-0", "encoder", 0, (4,)),
-        ("vl/encoder-1", "encoder", 0, (5,)),
-        ("vl/prefill-0", "prefill", 0, (0, 1)),
-        ("vl/decode-0", "decode", 0, (2,)),
-        ("vl/decode-1", "decode", 0, (3,)),
-    ]
-    assert [s.needs_encoder_urls for s in plan.servers] == [False, False, True, False, False]
-    encoder, _, prefill, decode, _ = (s.arguments for s in plan.servers)
-    assert encoder["encoder_only"] is True
-    assert prefill["language_only"] is True
-    assert "language_only" not in decode
 
 
 TWO_MODELS = """
@@ -198,6 +122,9 @@ def test_a_model_of_placeholders_is_none_that_serves() -> None:
 # -- weights -----------------------------------------------------------------------------------------------
 
 
+ONE = "sglang:\n- name: a\n  server_groups: [{}]\n"
+
+
 def two(first: str, second: str) -> str:
     groups = "server_groups: [{num_gpus: 1}]"
     return f"sglang:\n- {{name: a, {groups}{first}}}\n- {{name: b, {groups}{second}}}\n"
@@ -220,20 +147,10 @@ def test_who_receives_weights(first: str, second: str, receiver: str | None, mai
     assert [m.name for m in plan.models if m.updates_weights] == ([receiver] if receiver else [])
     assert plan.main.name == main
     assert len(plan.warnings) == warned
-    if warned:
-        assert plan.warnings[0] == (
-            "m.yaml:3: model 'b' keeps its first weights: only 'a', the first model with update_weights, receives the"
-            " trainer's; update_weights: false says so."
-        )
+    assert not warned or re.match("m.yaml:3: model 'b' keeps its first weights", plan.warnings[0])
 
 
 # -- routers, and servers that run already --------------------------------------------------------------------
-
-
-def test_no_local_engine_but_a_router() -> None:
-    plan = make("--rollout-num-gpus 0", gpus=8)
-    assert (plan.servers, plan.models[0].router) == ((), {"policy": "round_robin"})
-    assert make("--rollout-num-gpus 0").servers == ()
 
 
 def test_a_router_that_runs_is_for_the_main_model() -> None:
@@ -244,14 +161,11 @@ def test_a_router_that_runs_is_for_the_main_model() -> None:
     assert "h:9, already running" in plan.describe()
 
 
-def test_the_routers_port_may_be_chosen() -> None:
-    assert make("--sglang-router-port 9").models[0].router == {"policy": "round_robin", "port": 9}
-
-
-def test_without_a_router_requests_go_to_the_servers() -> None:
+def test_a_router_with_a_port_or_none_and_servers_or_none() -> None:
+    plan = make("--rollout-num-gpus 0 --sglang-router-port 9", gpus=8)
+    assert (plan.servers, plan.models[0].router) == ((), {"policy": "round_robin", "port": 9})
     plan = make("--no-engine-router")
-    assert plan.models[0].router is None
-    assert "router   none: requests go to the servers" in plan.describe()
+    assert (rows(plan), plan.device, plan.models[0].router) == ([("default/0", "regular", 0, ())], "cpu", None)
 
 
 def test_external_engines_leave_only_the_router_to_start() -> None:
@@ -271,11 +185,7 @@ def test_without_rollout_num_gpus_servers_take_what_the_trainer_leaves() -> None
     assert [s.gpus for s in make("--actor-num-gpus-per-node 6", gpus=8).servers] == [(6,), (7,)]
     plan = make(gpus=2)
     assert [s.gpus for s in plan.servers] == [(0,), (1,)]
-    assert plan.warnings == (
-        "2 GPUs are visible and the trainer has --actor-num-nodes 1 (default) times --actor-num-gpus-per-node 8"
-        " (default): the servers share them with it; --colocate says so, --rollout-num-gpus N and fewer GPUs for"
-        " training keep them apart.",
-    )
+    assert "--actor-num-gpus-per-node 8 (default): the servers share them" in plan.warnings[0]
 
 
 @pytest.mark.parametrize("command", ["rollout", "eval"])
@@ -285,109 +195,42 @@ def test_commands_that_train_nothing_leave_every_gpu_to_inference(command: str) 
     assert ([s.gpus for s in plan.servers], plan.warnings) == ([(0,), (1,)], ())
 
 
-def test_device() -> None:
-    assert find_device("cpu", 8) == ("cpu", 0)
-    assert find_device("auto", 0) == ("cpu", 0)
-    assert find_device("auto", 8) == ("cuda", 8)
-    assert find_device("cuda", 0) == ("cuda", 0)
-
-
-def test_offloading_spares_servers_on_gpus_of_their_own() -> None:
-    plan = make("--actor-num-gpus-per-node 2 --colocate --offload-rollout --rollout-num-gpus 4", gpus=4)
-    assert ["enable_memory_saver" in s.arguments for s in plan.servers] == [False, False, True, True]
-    assert plan.servers[3].arguments["enable_memory_saver"] is False
-
-
 # -- refusals ----------------------------------------------------------------------------------------------
 
 REFUSED = [
-    ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", 0,
-     "--rollout-num-gpus 3 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 or 4 works."),
-    ("--rollout-num-gpus 1 --rollout-num-gpus-per-engine 2", 0,
-     "--rollout-num-gpus 1 (flag) is no multiple of --rollout-num-gpus-per-engine 2 (flag); 2 works."),
-    ("--colocate --rollout-num-gpus-per-engine 2", 7,
-     "7 GPUs for inference is no multiple of --rollout-num-gpus-per-engine 2 (flag); 6 or 8 works."),
-    ("--rollout-num-gpus 4", 8, "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"),
-    ("--actor-num-gpus-per-node 6 --rollout-num-gpus 4", 8,
-     "--rollout-num-gpus 4 (flag) after the trainer's --actor-num-nodes 1 (default) times"),
-    ("--colocate --rollout-num-gpus 16", 8,
-     "--rollout-num-gpus 16 (flag) needs 16 GPUs, but 8 are visible: at most 8 fit; servers on other machines are"),
-    ("--device cuda", 0, "no GPU is visible for the servers; type --device cpu, or look at CUDA_VISIBLE_DEVICES."),
-    ("--colocate --rollout-num-gpus 9 --rollout-num-gpus-per-engine 3", 16,
-     "default/2: GPUs 6 to 8 (--rollout-num-gpus-per-engine 3 (flag)) lie across nodes of --num-gpus-per-node 8;"),
-    ("--actor-num-gpus-per-node 4 --rollout-num-gpus 16 --rollout-num-gpus-per-engine 16", 24,
-     "default/0: GPUs 4 to 19 (--rollout-num-gpus-per-engine 16 (flag)) lie across nodes of --num-gpus-per-node 8;"),
-    ("--rollout-num-gpus 2 --prefill-num-servers 2", 0,
-     "--prefill-num-servers 2 (flag): there are 2 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"),
-    ("--prefill-num-servers 1", 0,
-     "--prefill-num-servers 1 (flag): there are 1 GPUs for engines of --rollout-num-gpus-per-engine 1 (default), and"),
-    ("--rollout-num-gpus 0 --prefill-num-servers 1", 0,
-     "--rollout-num-gpus 0 (flag) leaves nothing for --prefill-num-servers 1 (flag); remove one."),
-    ("--rollout-num-gpus 0 --no-engine-router", 0,
-     "--rollout-num-gpus 0 (flag) with --no-engine-router (flag) starts nothing; remove one."),
-    ("--rollout-num-gpus 2 --prefill-num-servers 1 --no-engine-router", 0,
-     "--no-engine-router (flag): only a router brings prefill and decode servers of model 'default' together; remove"),
-    ("--sglang-config m.yaml --prefill-num-servers 1", 0,
-     "--sglang-config 'm.yaml' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."),
-    ("--sglang-config m.yaml --rollout-external-engine-addrs h:1", 0,
-     "--rollout-external-engine-addrs 'h:1' (flag) and --sglang-config 'm.yaml' (flag) exclude each other; use one."),
-    ("--prefill-num-servers 1 --rollout-external-engine-addrs h:1", 0,
-     "--rollout-external-engine-addrs 'h:1' (flag) and --prefill-num-servers 1 (flag) exclude each other; use one."),
-    ("--sglang-router-ip h", 0, "--sglang-router-ip 'h' (flag) needs --sglang-router-port N."),
-    ("--sglang-router-port 9 --no-engine-router", 0,
-     "--no-engine-router (flag) contradicts --sglang-router-port 9 (flag); remove one."),
-]  # fmt: skip
-"""Flags, visible GPUs, and how the error begins."""
+    ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", 0, None, "--rollout-num-gpus 3 .*2 or 4 works"),
+    ("--colocate --rollout-num-gpus-per-engine 2", 7, None, "7 GPUs for inference .*6 or 8 works"),
+    ("--rollout-num-gpus 4", 8, None, "--rollout-num-gpus 4 .*--actor-num-nodes 1 "),
+    ("--colocate --rollout-num-gpus 16", 8, None, "--rollout-num-gpus 16 .*8 are visible"),
+    ("--device cuda", 0, None, "--device cpu, or look at CUDA_VISIBLE_DEVICES"),
+    ("--colocate --rollout-num-gpus 9 --rollout-num-gpus-per-engine 3", 16, None, "6 to 8 .*--num-gpus-per-node 8"),
+    ("--rollout-num-gpus 2 --prefill-num-servers 2", 0, None, "--prefill-num-servers 2 .*there are 2 GPUs"),
+    ("--rollout-num-gpus 0 --prefill-num-servers 1", 0, None, "--rollout-num-gpus 0 .*--prefill-num-servers 1"),
+    ("--rollout-num-gpus 0 --no-engine-router", 0, None, "--no-engine-router .*starts nothing"),
+    ("--rollout-num-gpus 2 --prefill-num-servers 1 --no-engine-router", 0, None, "--no-engine-router .*only a router"),
+    ("--sglang-config m.yaml --prefill-num-servers 1", 0, None, "--sglang-config .*--prefill-num-servers 1 .*exclude"),
+    ("--sglang-config m.yaml --rollout-external-engine-addrs h:1", 0, None, "engine-addrs .*--sglang-config .*exclude"),
+    ("--sglang-router-ip h", 0, None, "--sglang-router-ip 'h' .*--sglang-router-port N"),
+    ("--sglang-router-port 9 --no-engine-router", 0, None, "--no-engine-router .*--sglang-router-port 9"),
+    ("--rollout-num-gpus 3", 0, two("", ""), "--sglang-config 'm.yaml' .*have 2 GPUs together"),
+    ("--colocate", 1, two("", ""), "--sglang-config 'm.yaml' .*needs 2 GPUs, but 1 are visible"),
+    ("", 0, ONE.format("{num_gpus: 3, num_gpus_per_engine: 2}"), "m.yaml:3: num_gpus 3 .*2 or 4 works"),
+    ("--rollout-num-gpus-per-engine 4", 0, ONE.format("num_gpus: 2"), "m.yaml:3: .*gpus-per-engine 4 .*4 works"),
+]
+"""Flags, visible GPUs, a file, and what the error names."""
 
 
-@sweep("flags, gpus, message", REFUSED)
-def test_refused(flags: str, gpus: int, message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        make(flags, gpus)
-    assert str(raised.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("flags", "gpus", "yaml", "message"),
-    [
-        ("--rollout-num-gpus 3", 0, two("", ""),
-            "--sglang-config 'm.yaml' (flag): its server groups have 2 GPUs together (placeholders count), but"
-        ),
-        (
-            "--rollout-num-gpus 0", 0, two("", ""),
-            "--sglang-config 'm.yaml' (flag): its server groups have 2 GPUs together (placeholders count), but"
-        ),
-        (
-            "", 0, "sglang:\n- name: a\n  server_groups:\n  - {num_gpus: 3, num_gpus_per_engine: 2}\n",
-            "m.yaml:4: num_gpus 3 is no multiple of num_gpus_per_engine 2; 2 or 4 works.",
-        ),
-        (
-            "", 0, "sglang:\n- name: a\n  num_gpus_per_engine: 4\n  server_groups:\n  - num_gpus: 2\n",
-            "m.yaml:5: num_gpus 2 is no multiple of num_gpus_per_engine 4 (m.yaml:2); 4 works.",
-        ),
-        (
-            "--rollout-num-gpus-per-engine 4", 0, "sglang:\n- name: a\n  server_groups:\n  - num_gpus: 2\n",
-            "m.yaml:4: num_gpus 2 is no multiple of --rollout-num-gpus-per-engine 4 (flag); 4 works.",
-        ),
-        (
-            "--colocate", 1, two("", ""),
-            "--sglang-config 'm.yaml' (flag) with 2 GPUs needs 2 GPUs, but 1 are visible: at most 1 fit; servers on",
-        ),
-    ],
-)  # fmt: skip
-def test_refused_files(flags: str, gpus: int, yaml: str, message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+@sweep("flags, gpus, yaml, message", REFUSED)
+def test_refused(flags: str, gpus: int, yaml: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make(flags, gpus, yaml=yaml)
-    assert str(raised.value).startswith(message)
 
 
 def test_a_model_needs_a_path() -> None:
     Path("m.yaml").write_text(two(", model_path: /m", ""))
-    with pytest.raises(ConfigError) as raised:
-        plan_of(load_settings(["--sglang-config", "m.yaml"], command="show", env={}), num_gpus=0)
-    assert str(raised.value) == "m.yaml:3: model 'b' needs 'model_path', or --hf-checkpoint DIR."
-    with pytest.raises(ConfigError, match="--hf-checkpoint is required"):
-        plan_of(load_settings([], command="show", env={}), num_gpus=0)
+    for flags, message in ((["--sglang-config", "m.yaml"], r"m.yaml:3: model 'b' .*--hf-checkpoint"), ([], "--hf-ch")):
+        with pytest.raises(ConfigError, match=message):
+            plan_of(load_settings(flags, command="show", env={}), num_gpus=0)
 
 
 # -- what a run on this machine is told ------------------------------------------------------------------------
@@ -410,31 +253,15 @@ def checked(flags: str, yaml: str | None = None) -> list[str]:
 
 def test_training_needs_a_model_that_receives_weights() -> None:
     frozen = two(", model_path: /j", ", update_weights: false")
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=r"--sglang-config 'm.yaml' .*\(a, b\) receives the trainer's weights"):
         checked("", frozen)
-    assert str(raised.value) == (
-        "--sglang-config 'm.yaml' (flag): none of its models (a, b) receives the trainer's weights; set update_weights:"
-        " true for the one that is trained."
-    )
     assert checked("--debug-rollout-only", frozen) == []
-
-
-def test_disaggregation_on_cpu_is_told() -> None:
-    assert checked("") == []
-    assert checked("--rollout-num-gpus 2 --prefill-num-servers 1") == [
-        "SGLang's transfer from prefill to decode servers is made for GPUs; on CPU it may not start"
-    ]
 
 
 def test_other_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "find_device", lambda setting, num_gpus=None: ("cuda", 16))
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=r"2 nodes of --num-gpus-per-node 8 .*--rollout-external-engine-addrs"):
         checked("--rollout-num-gpus 8")
-    assert str(raised.value) == (
-        "the servers would lie on 2 nodes of --num-gpus-per-node 8 (default), and this run starts them on this machine"
-        " only; set --num-gpus-per-node to its number of GPUs, or start the others yourself and name them with"
-        " --rollout-external-engine-addrs."
-    )
     settings = load_settings(f"{TRAIN} --rollout-num-gpus 8 --num-gpus-per-node 16".split(), command="train", env={})
     assert check(settings) == []
 
@@ -482,9 +309,6 @@ def test_every_gpu_belongs_to_one_server(cluster: tuple[int, int, list[list[tupl
     held = [(r.node * per_node + g) for r in plan.reserved for g in r.gpus]
     assert sorted(taken + held) == list(range(trainer, trainer + total))
     for entry, model in zip(entries, plan.models, strict=True):
-        for group in entry["server_groups"]:  # type: ignore[attr-defined]
-            if group["worker_type"] == "placeholder":
-                continue
         engines: dict[str, list[Any]] = {}
         for server in model.servers:
             engines.setdefault(server.engine, []).append(server)
@@ -504,26 +328,17 @@ def test_every_gpu_belongs_to_one_server(cluster: tuple[int, int, list[list[tupl
 # -- for people --------------------------------------------------------------------------------------------
 
 
-def test_description() -> None:
+def test_a_plan_is_described_and_is_json() -> None:
     plan = make("--actor-num-gpus-per-node 4 --num-gpus-per-node 12", gpus=12, yaml=TWO_MODELS)
-    assert plan.describe() == (
-        "3 servers on cuda\n"
-        "\n"
-        "model actor: /m (receives the trainer's weights)\n"
-        "  router   policy=round_robin\n"
-        "  server   type     node  GPUs  arguments of its own\n"
-        "  actor/0  regular  0     4-5   rank=0 base_gpu_id=4\n"
-        "  actor/1  regular  0     6-7   rank=1 base_gpu_id=6\n"
-        "  all with: gpus=2 model_path=/m\n"
-        "  environment: ON=cuda\n"
-        "\n"
-        "model judge: /j (keeps its weights)\n"
-        "  router   policy=round_robin\n"
-        "  server   type     node  GPUs  arguments of its own\n"
-        "  judge/0  regular  0     8-11\n"
-        "  with: gpus=4 rank=2 model_path=/j mem_fraction_static=0.5 base_gpu_id=8\n"
-        "  environment: ON=cuda"
-    )
+    text = plan.describe()
+    for line in (
+        "3 servers on cuda",
+        "model actor: /m (receives the trainer's weights)",
+        "  actor/1  regular  0     6-7   rank=1 base_gpu_id=6",
+        "model judge: /j (keeps its weights)",
+        "  with: gpus=4 rank=2 model_path=/j mem_fraction_static=0.5 base_gpu_id=8",
+    ):
+        assert line in text.splitlines()
     assert json.loads(json.dumps(plan.to_dict()))["models"][1]["servers"][0]["gpus"] == [8, 9, 10, 11]
 
 

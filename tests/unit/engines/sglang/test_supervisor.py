@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slime_engine_http import servers
-from slime_engine_http.api.transport import Http
+from aiohttp import web
+from slime_engine_http import servers, worker_watch
+from slime_engine_http.api.transport import Answer, Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.incidents import Incidents
 from slime_engine_http.servers import Supervised
 from slime_engine_http.supervisor import Supervisor
-from slime_engine_http.worker_watch import WorkerWatch
+from slime_engine_http.worker_watch import OtherWeightsError, WorkerWatch
 from slime_runs.events import EventLog
 from slime_runs.files import read_lines
 from slime_testing_contracts.tiny import tiny_model
 
 from slime_core.config import Args
 from slime_core.errors import EngineError
-from tests.engine_processes import EmbeddedServer, SmallRouter
+from tests.engine_processes import EmbeddedServer
 from tests.until import wait_until
 
 READY, OUT = WorkerState.READY, WorkerState.QUARANTINED
@@ -32,14 +34,9 @@ class Fleet:
     """Servers, their pool, and a supervisor over them."""
 
     def __init__(
-        self, directory: Path, *, count: int = 2, owned: bool = True, frozen: bool = False, routed: bool = False,
-        started: bool = True, **settings: Any,
-    ) -> None:  # fmt: skip
+        self, directory: Path, *, count: int = 2, owned: bool = True, started: bool = True, **settings: Any
+    ) -> None:
         self.directory = directory
-        self.router = SmallRouter() if routed else None
-        if self.router is not None:
-            self.router.start()
-            self.router.wait()
         self.servers = [EmbeddedServer(f"server {i}", tiny_model()) for i in range(count)]
         for server in self.servers if started else []:
             server.start()
@@ -47,13 +44,8 @@ class Fleet:
             server.wait()
         self.workers = [Worker(s.url, owned=owned, state=READY) for s in self.servers]
         self.pool = WorkerPool(self.workers)
-        self.caught_up: list[str] = []
         known = dict(zip(self.workers, self.servers)) if owned else {}
-        self.model = Supervised("default", self.pool, known, catch_up=None if frozen else self._catch_up)
-        if self.router is not None:
-            self.model.router_process, self.model.router_url = self.router, self.router.url
-            for worker in self.workers:
-                self.router.post("/workers", {"url": worker.url})
+        self.model = Supervised("default", self.pool, known, catch_up=self._catch_up)
         defaults = {
             "use_fault_tolerance": True, "rollout_health_check_interval": 0.2, "rollout_health_check_timeout": 10.0,
             "rollout_health_check_first_wait": 0.0, "rollout_max_engine_restarts": 3,
@@ -62,7 +54,6 @@ class Fleet:
 
     async def _catch_up(self, worker: Worker) -> None:
         """What a weight transport does, with the smallest update there is."""
-        self.caught_up.append(worker.url)
         http = Http(timeout=20)
         await http.open()
         try:
@@ -80,18 +71,14 @@ class Fleet:
                     server.post("/update_weight_version", {"new_version": str(version)})
             self.pool.version_wanted = version
 
-    def records(self, number: int | None = 0) -> list[dict[str, Any]]:
-        """What `events.jsonl` says of one server, or of the router."""
-        process = self.router if number is None else self.servers[number]
-        assert process is not None
-        return [line for line in read_lines(self.directory / "events.jsonl") if line["url"] == process.url]
-
-    def events(self, number: int | None = 0) -> list[str]:
-        return [line["event"] for line in self.records(number)]
+    def events(self, number: int = 0) -> list[str]:
+        """What `events.jsonl` says of one server."""
+        url = self.servers[number].url
+        return [line["event"] for line in read_lines(self.directory / "events.jsonl") if line["url"] == url]
 
     def close(self) -> None:
         self.supervisor.stop()
-        for process in [*self.servers, *([self.router] if self.router is not None else [])]:
+        for process in self.servers:
             process.kill()
 
 
@@ -106,49 +93,6 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     yield make
     for one in made:
         one.close()
-
-
-@pytest.mark.slow
-def test_a_killed_server_is_restarted_and_brought_to_the_current_version(fleet: Callable[..., Fleet]) -> None:
-    it = fleet()
-    it.update(4)
-    it.supervisor.start()
-    it.servers[0].send(signal.SIGKILL)
-    wait_until(lambda: it.servers[0].starts == 2 and it.workers[0].state is READY, "the worker to be back")
-    assert it.servers[0].get("/model_info")["weight_version"] == "4"
-    assert it.workers[0].weight_version == 4
-    assert it.servers[1].starts == 1
-    wait_until(lambda: "restarted" in it.events(), "the event")
-    assert it.events() == ["quarantined", "restarted"]
-    (first, second) = it.records()
-    assert "signal 9" in first["reason"]
-    assert first["engine"] == "server 0"
-    metrics = it.supervisor.take_metrics()
-    assert metrics.pop("engine/recovery_time") == pytest.approx(second["seconds"], abs=0.001)
-    assert metrics == {"engine/restarts": 1, "engine/router_restarts": 0, "engine/quarantined": 1}
-    assert set(it.supervisor.take_metrics().values()) == {0.0}
-
-
-@pytest.mark.slow
-def test_a_frozen_server_is_found_killed_and_replaced(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(rollout_health_check_timeout=1.5)
-    it.supervisor.start()
-    frozen = it.servers[0].pid
-    it.servers[0].freeze()
-    wait_until(lambda: it.servers[0].starts >= 2 and it.workers[0].state is READY, "the worker to be back")
-    assert it.servers[0].pid != frozen
-    assert "--rollout-health-check-timeout" in it.records()[0]["reason"]
-
-
-@pytest.mark.slow
-def test_a_server_with_other_weights_is_replaced(fleet: Callable[..., Fleet]) -> None:
-    it = fleet()
-    it.update(7)
-    it.supervisor.start()
-    it.servers[1].post("/update_weight_version", {"new_version": "6"})
-    wait_until(lambda: it.servers[1].starts == 2 and it.workers[1].state is READY, "the worker to be back")
-    assert "serves weight version '6', wanted is 7" in it.records(1)[0]["reason"]
-    assert it.servers[1].get("/model_info")["weight_version"] == "7"
 
 
 @pytest.mark.slow
@@ -185,34 +129,6 @@ def test_nothing_is_judged_while_weights_are_pushed_or_generation_is_paused(
 
 
 @pytest.mark.slow
-def test_an_answer_to_a_client_is_a_sign_of_life(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, rollout_health_check_timeout=1.5)
-    it.servers[0].post("/pause_generation", {"mode": "in_place"})
-    it.supervisor.start()
-    end = time.monotonic() + 2.5
-    while time.monotonic() < end:
-        it.pool.progressed(it.workers[0])
-        time.sleep(0.02)
-    assert it.events() == []
-
-
-@pytest.mark.slow
-def test_the_first_wait_holds_after_every_start(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, rollout_health_check_first_wait=2.0)
-    it.update(1)
-    began = time.monotonic()
-    it.supervisor.start()
-    it.servers[0].post("/update_weight_version", {"new_version": "9"})
-    wait_until(lambda: it.workers[0].state is OUT, "the lie to be found")
-    assert time.monotonic() - began >= 2.0
-    wait_until(lambda: it.workers[0].state is READY, "the worker to be back")
-    it.servers[0].post("/update_weight_version", {"new_version": "9"})
-    wait_until(lambda: it.events()[:3] == ["quarantined", "restarted", "quarantined"], "the lie to be found")
-    _, back, out = it.records()[:3]
-    assert out["time"] - back["time"] >= 1.9
-
-
-@pytest.mark.slow
 def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]) -> None:
     it = fleet(count=1, rollout_max_engine_restarts=2)
     it.supervisor.start()
@@ -223,18 +139,6 @@ def test_restarts_are_bounded_and_the_reason_is_kept(fleet: Callable[..., Fleet]
     with pytest.raises(EngineError, match=r"no engine is ready: .*out for good after 2 restarts .*no memory left"):
         it.pool.acquire()
     assert it.events() == ["quarantined", "restart_failed", "restart_failed", "lost"]
-
-
-@pytest.mark.slow
-def test_without_fault_tolerance_a_dead_server_is_only_taken_out(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(use_fault_tolerance=False)
-    it.supervisor.start()
-    it.servers[0].send(signal.SIGKILL)
-    wait_until(lambda: it.workers[0].state is OUT, "the worker to be taken out")
-    assert it.workers[0].reason == "was ended by signal 9"
-    assert not it.pool.recovering
-    assert it.servers[0].starts == 1
-    assert it.pool.acquire() is it.workers[1]
 
 
 @pytest.mark.slow
@@ -281,31 +185,6 @@ def test_an_external_server_that_does_not_come_back_is_lost_and_the_error_says_h
 
 
 @pytest.mark.slow
-def test_an_external_server_that_a_cut_update_left_paused_comes_back(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(owned=False, rollout_health_check_timeout=3.0)
-    it.update(3)
-    it.servers[0].post("/pause_generation", {"mode": "abort"})
-    it.pool.set_state(it.workers[0], OUT, "it failed an update")
-    it.supervisor.start()
-    wait_until(lambda: it.workers[0].state is READY, "the server to be readmitted")
-    assert it.caught_up == [it.workers[0].url]
-    assert not it.servers[0].get("/server_info")["paused"]
-
-
-@pytest.mark.slow
-def test_a_restart_between_two_beats_is_seen_by_its_version(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(owned=False, rollout_health_check_interval=1.5, rollout_health_check_timeout=60.0)
-    it.update(3)
-    it.supervisor.start()
-    it.servers[0].kill()
-    it.servers[0].start()
-    it.servers[0].wait()
-    wait_until(lambda: "readmitted" in it.events(), "the server to be readmitted")
-    assert "serves weight version '0', wanted is 3" in it.records()[0]["reason"]
-    assert it.servers[0].get("/model_info")["weight_version"] == "3"
-
-
-@pytest.mark.slow
 def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., Fleet]) -> None:
     it = fleet()
     it.update(1)
@@ -319,56 +198,6 @@ def test_readmission_waits_for_an_update_that_is_under_way(fleet: Callable[..., 
         it.pool.version_wanted = 2
     wait_until(lambda: it.workers[0].state is READY, "the worker to be back")
     assert it.servers[0].get("/model_info")["weight_version"] == "2"
-
-
-@pytest.mark.slow
-def test_stop_ends_the_thread_in_the_middle_of_a_recovery(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1)
-    it.supervisor.start()
-    with it.pool.update_lock:  # holds the recovery up
-        it.servers[0].send(signal.SIGKILL)
-        wait_until(lambda: it.servers[0].starts == 2, "the restart")
-        began = time.monotonic()
-        it.supervisor.stop()
-        assert time.monotonic() - began < 20
-    it.supervisor.stop()
-    assert it.workers[0].state is OUT
-    assert not it.pool.recovering
-
-
-@pytest.mark.slow
-def test_a_dead_router_comes_back_at_its_address_and_knows_every_ready_server(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(routed=True)
-    assert it.router is not None
-    it.supervisor.start()
-    url, everybody = it.router.url, {worker.url for worker in it.workers}
-    it.router.send(signal.SIGKILL)
-    it.supervisor.router_failed()
-    wait_until(lambda: "router_restarted" in it.events(None), "the router to be back")
-    assert (it.router.starts, it.router.alive) == (2, True)
-    assert it.supervisor.take_metrics()["engine/router_restarts"] == 1
-    assert it.router.url == url
-    assert it.router.workers() == everybody
-    assert [line["event"] for line in read_lines(it.directory / "events.jsonl")] == [
-        "router_failed",
-        "router_restarted",
-    ]
-    assert it.pool.ready == it.workers
-
-
-@pytest.mark.slow
-def test_the_router_never_has_a_server_that_is_out(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(routed=True)
-    assert it.router is not None
-    it.update(1)
-    it.supervisor.start()
-    with it.pool.update_lock:  # holds the recovery up before it ends
-        it.servers[0].send(signal.SIGKILL)
-        wait_until(lambda: it.router.workers() == {it.workers[1].url}, "the router to forget the server")
-        wait_until(lambda: it.servers[0].starts == 2, "the restart")
-        assert it.router.workers() == {it.workers[1].url}
-    wait_until(lambda: it.router.workers() == {w.url for w in it.workers}, "the router to know it again")
-    assert it.workers[0].state is READY
 
 
 # -- servers that answer no requests for tokens ------------------------------------------------------------
@@ -398,11 +227,115 @@ def test_a_companion_that_died_or_hangs_is_restarted_and_nobody_quarantined(
     assert it.supervisor.take_metrics()["engine/restarts"] == 1
 
 
-@pytest.mark.slow
-def test_without_fault_tolerance_a_dead_companion_is_told_of(fleet: Callable[..., Fleet]) -> None:
-    it = fleet(count=1, use_fault_tolerance=False)
-    encoder = companion(it)
-    it.supervisor.start()
-    encoder.send(signal.SIGKILL)
-    wait_until(lambda: it.events(1) == ["companion_failed"], "the event")
-    assert encoder.starts == 1
+# -- one look at a server, against servers that answer as they are told ----------------------------------
+
+
+class Server:
+    """Answers as its attributes say."""
+
+    def __init__(self) -> None:
+        self.info: Any = {"model_path": "/m", "weight_version": "3"}
+        self.refusals = 0
+        """So many health requests are refused before the next one passes."""
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if request.path.endswith("model_info"):
+            return web.json_response(self.info)
+        self.refusals -= 1
+        return web.Response(status=503 if self.refusals >= 0 else 200)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    app = web.Application()
+    app.router.add_get("/{path}", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.worker = Worker(f"http://127.0.0.1:{runner.addresses[0][1]}", state=WorkerState.READY)  # type: ignore[attr-defined]
+    made.pool = WorkerPool([made.worker])  # type: ignore[attr-defined]
+    yield made
+    await runner.cleanup()
+
+
+Look = Callable[..., WorkerWatch]
+
+
+@pytest.fixture
+async def watch(tmp_path: Path) -> AsyncIterator[Look]:
+    """(worker, its pool, timeout, process) -> the watch on it."""
+    http = Http(timeout=30)
+    await http.open()
+
+    def make(worker: Worker, pool: WorkerPool, timeout: float = 60, process: Any = None) -> WorkerWatch:
+        args = Args(use_fault_tolerance=True, rollout_health_check_timeout=timeout)
+        model = Supervised("default", pool, {} if process is None else {worker: process})
+        return WorkerWatch(model, worker, None, http, args, Incidents(EventLog(tmp_path)))
+
+    yield make
+    await http.close()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a look every answer takes 250 s, so that of 600 s there are 100 left for its third and last question."""
+    send, answers = Http.send, 0
+
+    async def counted(*given: Any, **options: Any) -> Answer:
+        nonlocal answers
+        try:
+            return await send(*given, **options)
+        finally:
+            answers += 1
+
+    monkeypatch.setattr(Http, "send", counted)
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 250.0 * answers))
+
+
+@pytest.mark.usefixtures("slow")
+async def test_refusals_are_asked_again_until_the_time_is_up(server: Any, watch: Look) -> None:
+    server.refusals = 100
+    found = await watch(server.worker, server.pool, 600).look()
+    assert "status 503" in found
+    assert "(--rollout-health-check-timeout)" in found
+    assert server.asked == ["/model_info", *["/health_generate"] * 3]
+
+
+async def test_a_process_that_ends_ends_the_look(server: Any, watch: Look) -> None:
+    server.refusals = 1000
+    began = time.monotonic()
+
+    class Process:
+        name = "server 0"
+        alive = property(lambda self: time.monotonic() < began + 0.5)
+
+    assert await watch(server.worker, server.pool, 120, Process()).look() == "its process ended"
+    assert time.monotonic() - began < 60
+
+
+async def test_other_weights(server: Any, watch: Look) -> None:
+    beat = watch(server.worker, server.pool)
+    server.pool.version_wanted = 4
+    assert await beat.look() == "serves weight version '3', wanted is 4"
+    server.info["weight_version"] = "default"
+    assert await beat.look() == "serves weight version 'default', wanted is 4"
+    server.pool.update_lock.acquire()
+    assert await beat.look() == ""
+    with pytest.raises(OtherWeightsError):
+        await beat.ask_weights(locked=True)
+
+
+async def test_a_model_path_that_moves_without_an_update(server: Any, watch: Look) -> None:
+    beat = watch(server.worker, server.pool)
+    assert await beat.look() == ""
+    server.info["model_path"] = "/other"
+    assert await beat.look() == "serves /other, it was /m"
+    server.pool.version_wanted = 3  # an update from disk moves it, and rightly
+    assert await beat.look() == ""
+    server.info["model_path"] = "/m"
+    assert await beat.look() == "serves /m, it was /other"
+    server.worker.loaded = None
+    assert await beat.look() == ""

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_trainer_megatron.trainer import MegatronTrainer
 
-from slime_core.checkpoint.sources import find_source
 from slime_core.errors import CheckpointError
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
@@ -41,24 +39,6 @@ def moments(trainer: MegatronTrainer) -> list[torch.Tensor]:
     return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_training_goes_on_bit_for_bit(make: Make, tmp_path: Path, dtype: str) -> None:
-    """The optimizer's float32 weights of a bfloat16 model too, and random states."""
-    flags = {"dtype": dtype, "save_dtype": "bfloat16"}
-    trainer = make(**flags)
-    step(trainer)
-    trainer.save(tmp_path)
-    state = torch.get_rng_state()
-    expected = [step(trainer), step(trainer)], weights(trainer), moments(trainer)
-    again = make(**flags)
-    torch.manual_seed(5)
-    again.load(tmp_path)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [step(again), step(again)] == expected[0]
-    assert same(weights(again), expected[1])
-    assert equal(moments(again), expected[2])
-
-
 def test_moved_reference_and_old_actor_are_there_again(make: Make, tmp_path: Path) -> None:
     flags = {"use_kl_loss": True, "keep_old_actor": True}
     trainer = make(**flags)
@@ -76,20 +56,6 @@ def test_moved_reference_and_old_actor_are_there_again(make: Make, tmp_path: Pat
     assert not equal(log_probs(again, "actor"), log_probs(again, "old_actor"))
     again.save(tmp_path / "next")
     assert (tmp_path / "next/trainer/reference").is_dir()
-
-
-def test_what_a_run_finds_without_it_is_not_stored(make: Make, tmp_path: Path) -> None:
-    flags = {"use_kl_loss": True, "keep_old_actor": True}
-    trainer = make(**flags)
-    first = log_probs(trainer, "ref")
-    step(trainer)
-    trainer.update_old_actor()
-    trainer.save(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "trainer").iterdir() if path.is_dir()) == ["model", "optimizer"]
-    again = make(**flags)
-    again.load(tmp_path)
-    assert equal(log_probs(again, "old_actor"), log_probs(trainer, "actor"))
-    assert equal(log_probs(again, "ref"), first)
 
 
 @pytest.fixture(scope="module")
@@ -172,33 +138,6 @@ def test_another_number_of_processes_goes_on_with_process_zeros_states(
     assert "saved by 4 processes and this run has 1" in caplog.text
     with pytest.raises(CheckpointError, match=r"training draws random numbers \(dropout\).*--no-load-rng"):
         make(hidden_dropout=0.1).load(copy)
-
-
-def test_an_embedded_trainer_takes_the_weights(saved: Any, model: Path) -> None:
-    directory, expected, state = saved
-    with pytest.raises(CheckpointError, match="another trainer's: add --no-load-optim"):
-        EmbeddedTrainer(jobs.settings(model)).load(directory)
-    embedded = EmbeddedTrainer(jobs.settings(model, no_load_optim=True))
-    torch.manual_seed(3)
-    embedded.load(directory)
-    assert same(weights(embedded), expected)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_megatron_weights_start_reference_and_critic(make: Make, saved: Any, tmp_path: Path) -> None:
-    """Bit for bit where the HF part is rounded; a critic takes the body, and its head is new."""
-    source = make()
-    source.load(saved[0])
-    make(save_dtype="bfloat16").save(tmp_path / "rounded")
-    found = find_source(tmp_path / "rounded")
-    assert found is not None
-    assert found.megatron is not None
-    trainer = make(use_kl_loss=True, ref_load=str(saved[0]))
-    assert equal(log_probs(trainer, "ref"), log_probs(source, "actor"))
-    critic = make("critic", critic_load=str(saved[0]))
-    values = dict(critic.named_weights())
-    assert not values["score.weight"].any()
-    assert torch.equal(values["model.norm.weight"], saved[1]["model.norm.weight"])
 
 
 @pytest.mark.parametrize("file", ["trainer/state.json", "trainer/model/.metadata", "trainer/optimizer/__0_0.distcp"])

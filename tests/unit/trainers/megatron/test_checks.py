@@ -43,27 +43,16 @@ def test_agreeing_flags_pass(directory: Path) -> None:
         ({"pipeline_model_parallel_size": 3}, "cannot be spread evenly over 3 stages"),
         ({"tensor_model_parallel_size": 3}, "does not divide the model's 4 attention heads"),
         ({"expert_model_parallel_size": 2}, "the model has no experts"),
-        ({"padded_vocab_size": 100}, "--padded-vocab-size 100: a multiple of 1"),
         ({"fp8": "hybrid"}, "--fp8-format hybrid: it needs Transformer Engine; on CPU remove it"),
-        ({"attention_dropout": 0.1}, "--attention-dropout 0.1: slime's own attention there has no dropout"),
         ({"moe_router_load_balancing_type": "global_aux_loss"}, "global_aux_loss: it waits in every layer"),
-        ({"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.1}, "has no such loss"),
-        ({"moe_router_bias_update_rate": 0.1}, "have no bias of experts"),
         ({"moe_router_load_balancing_type": "sinkhorn", "use_routing_replay": True}, "chooses experts for all tokens"),
         ({"moe_router_topk": 2}, "--moe-router-topk 2: the model has none"),
-        ({"num_layers_per_virtual_pipeline_stage": 1}, "--num-layers-per-virtual-pipeline-stage: needs"),
         ({"recompute_granularity": "selective", "recompute_num_layers": 1}, "parts of every layer are recomputed"),
-        ({"recompute_granularity": "selective", "recompute_modules": ["attn"]}, "attn: allowed: core_attn, moe_act"),
         ({"only_train_params_name_list": ["nothing"]}, "--only-train-params-name-list: no parameter is left to train"),
-        ({"freeze_params_name_list": ["."]}, "--freeze-params-name-list: no parameter is left to train"),
-        (
-            {"freeze_params_name_list": ["linear_x"]},
-            "linear_x: no parameter has such a name; names look like model.norm.weight or decoder.final_layernorm",
-        ),
+        ({"freeze_params_name_list": ["linear_x"]}, "linear_x: no parameter has such a name; .*model.norm.weight"),
         ({"only_train_params_name_list": ["q_proj"]}, "Megatron keeps .*q_proj.* trained without the others"),
         ({"lora_rank": 2, "freeze_params_name_list": ["q_proj"]}, "Megatron keeps .*k_proj.lora_A.* in one parameter"),
         ({"lora_rank": 2, "lora_target_modules": ["attention"]}, "attention: no such module in this model; allowed"),
-        ({"lora_rank": 2, "freeze_params_name_list": ["embed"]}, r"look like .*\.lora_B"),
     ],
 )
 def test_contradictions(directory: Path, flags: dict[str, Any], message: str) -> None:
@@ -73,11 +62,14 @@ def test_contradictions(directory: Path, flags: dict[str, Any], message: str) ->
 
 def test_what_a_cpu_cannot_do_is_switched_off_with_one_warning(directory: Path) -> None:
     flags = {"attention_backend": "flash", "optimizer_cpu_offload": True, "bias_dropout_fusion": False}
-    assert run(directory, **flags, exp_avg_dtype="bf16", moe_token_dispatcher_type="flex") == [
-        "switched off on CPU: --attention-backend flash (slime's own attention runs there), --optimizer-cpu-offload"
-        " (the optimizer is on the host already), --exp-avg-dtype bf16 (it needs Transformer Engine's Adam),"
-        " --moe-token-dispatcher-type flex (it needs GPUs; alltoall is used instead)"
-    ]
+    (said,) = run(directory, **flags, exp_avg_dtype="bf16", moe_token_dispatcher_type="flex")
+    for flag in (
+        "--attention-backend flash",
+        "--optimizer-cpu-offload",
+        "--exp-avg-dtype bf16",
+        "dispatcher-type flex",
+    ):
+        assert flag in said
     assert run(directory, **flags, device="cuda") == []
     assert run(directory, moe_token_dispatcher_type="allgather", device="cuda") == [
         "--moe-token-dispatcher-type allgather: it needs sequences of one length; alltoall is used instead"
@@ -96,20 +88,6 @@ def test_flags_without_effect_are_one_warning_each(directory: Path) -> None:
     assert said.startswith("--freeze-params-name-list lm_head: no parameter has such a name")
     assert run(directory, freeze_params_name_list=[r"decoder\.layers\.0\.", "linear_qkv"]) == [], "Megatron's names"
     assert run(directory, lora_rank=2, lora_target_modules=["q_proj"], only_train_params_name_list=["q_proj"]) == []
-
-
-def test_without_a_model_only_the_flags_are_checked(tmp_path: Path) -> None:
-    assert run(tmp_path / "later", num_layers=3, pipeline_model_parallel_size=2) == []
-    with pytest.raises(ConfigError, match="--virtual-pipeline-model-parallel-size: needs"):
-        run(tmp_path / "later", virtual_pipeline_model_parallel_size=2)
-
-
-def test_sizes_that_launch_scripts_leave_in(directory: Path) -> None:
-    """`--sequence-parallel` over one rank, and how to split experts of a model that has none."""
-    assert run(directory, sequence_parallel=True) == [
-        "without effect with --tensor-model-parallel-size 1: --sequence-parallel"
-    ]
-    assert run(directory, tensor_model_parallel_size=2, expert_tensor_parallel_size=1) == []
 
 
 def test_a_critics_flags_are_checked_against_its_model(directory: Path) -> None:

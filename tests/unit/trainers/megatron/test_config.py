@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.enums import AttnBackend
-from slime_commands.models.presets import model_presets
-from slime_trainer_megatron.arguments.architecture import COMPARED
+from slime_commands.models.megatron_flags import megatron_flags
+from slime_commands.models.presets import ModelPreset, model_presets
+from slime_trainer_megatron.arguments.architecture import COMPARED, check_architecture
 from slime_trainer_megatron.arguments.config import (
     ddp_config,
     optimizer_config,
@@ -20,12 +21,14 @@ from slime_trainer_megatron.arguments.fields import ConfigField, known_fields
 from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
 from slime_trainer_megatron.families import Architecture, decoder_architecture
 from slime_trainer_megatron.layout import Layout
-from torch.nn import functional
 
 from slime_core.config import Args
+from slime_core.config.foreign import Lists, find_foreign, find_owners
+from slime_core.config.settings import FLAG, Entry
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
-from slime_core.plugins.resolve import resolve
+from slime_core.plugins.manager import current_registry
+from slime_core.plugins.resolve import resolve as resolve_plugin
 from tests.sweeps import sweep
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -44,13 +47,6 @@ def settings(**flags: Any) -> Args:
 def model(architecture: Architecture = DENSE, *, device: torch.device = CPU, layout: Any = None, **flags: Any) -> Any:
     args = settings(**flags)
     return transformer_config(args, architecture, layout or Layout.from_args(args), device=device)
-
-
-def test_the_architecture_arrives() -> None:
-    found = model()
-    for name, value in DENSE.transformer.items():
-        assert getattr(found, name) == value
-    assert found.activation_func is functional.silu
 
 
 def test_defaults_are_those_of_rl_and_of_a_cpu() -> None:
@@ -136,30 +132,15 @@ def test_every_field_given_by_a_flag_arrives_in_the_transformer_config(field: Co
     assert found == value
 
 
-@pytest.mark.parametrize("field", _of("optimizer"), ids=lambda f: f.name)
-def test_every_field_given_by_a_flag_arrives_in_the_optimizer_config(field: ConfigField) -> None:
-    value = _another(field)
-    found = optimizer_config(settings(**{**NEEDS.get(field.name, {}), field.name: value}), device=CPU)
-    assert getattr(found, field.name) == value
-
-
-@pytest.mark.parametrize("field", _of("ddp"), ids=lambda f: f.name)
-def test_every_field_given_by_a_flag_arrives_in_the_ddp_config(field: ConfigField) -> None:
-    value = _another(field)
+@sweep("field, owner", [(field, owner) for owner in ("optimizer", "ddp") for field in _of(owner)])
+def test_every_field_given_by_a_flag_arrives_in_the_other_configs(field: ConfigField, owner: str) -> None:
+    value, made = _another(field), {"optimizer": optimizer_config, "ddp": ddp_config}[owner]
     args = settings(**{**NEEDS.get(field.name, {}), field.name: value})
-    if field.name == "reuse_grad_buf_for_mxfp8_param_ag":
+    if field.name == "reuse_grad_buf_for_mxfp8_param_ag" and owner == "ddp":
         with pytest.raises(ConfigError, match="Reuse grad buffer only when keeping params in MXFP8"):
-            ddp_config(args, device=CPU)
+            made(args, device=CPU)
         return
-    assert getattr(ddp_config(args, device=CPU), field.name) == value
-
-
-def test_recompute() -> None:
-    found = model(recompute_granularity="full")
-    assert (found.recompute_method, found.recompute_num_layers) == ("uniform", 1)
-    found = model(recompute_granularity="full", recompute_method="block", recompute_num_layers=2)
-    assert (found.recompute_method, found.recompute_num_layers) == ("block", 2)
-    assert model(recompute_granularity="selective").recompute_modules == ["core_attn"]
+    assert getattr(made(args, device=CPU), field.name) == value
 
 
 def test_on_a_gpu_flags_keep_their_values() -> None:
@@ -171,15 +152,6 @@ def test_on_a_gpu_flags_keep_their_values() -> None:
     assert found.batch_p2p_comm is True
     found = model(device=CUDA, dtype="float32", layout=Layout(pipeline=2, virtual=2))
     assert (found.overlap_p2p_comm, found.batch_p2p_comm) == (True, False)
-
-
-def test_latent_attention() -> None:
-    preset = model_presets()["moonlight"]
-    architecture = resolve("megatron_models", preset.model_type, origin="test").obj(preset.config).architecture
-    found = model(architecture, attention_softmax_in_fp32=False)
-    assert isinstance(found, MLATransformerConfig)
-    assert (found.q_lora_rank, found.kv_lora_rank, found.rope_type) == (None, 512, "rope")
-    assert found.attention_softmax_in_fp32 is False
 
 
 def test_optimizer() -> None:
@@ -218,9 +190,87 @@ def test_gradients_are_summed_in_float32() -> None:
 )
 def test_rows_of_the_embedding(flags: dict[str, Any], tensor: int, rows: int) -> None:
     assert padded_vocab_size(settings(**flags), 101, Layout(tensor=tensor)) == rows
-
-
-@pytest.mark.parametrize("flags", [{"padded_vocab_size": 100}, {"padded_vocab_size": 103}])
-def test_rows_that_do_not_fit(flags: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"--padded-vocab-size .*: a multiple of 2 .* vocabulary, 101"):
-        padded_vocab_size(settings(**flags), 101, Layout(tensor=2))
+        padded_vocab_size(settings(padded_vocab_size=103), 101, Layout(tensor=2))
+
+
+# -- flags that state the architecture, against config.json ----------------------------------------------
+
+OWNERS = find_owners(["--no-plugins"], {})[0]
+WITH_FAMILY = [p for p in model_presets().values() if p.model_type in current_registry().names("megatron_models")]
+
+QWEN3_MOE = "qwen3-30B-A3B"
+DEEPSEEK = "deepseek-v3"
+
+
+def architecture_of(hf: Mapping[str, Any]) -> Architecture:
+    family = resolve_plugin("megatron_models", str(hf["model_type"]), origin="test")
+    found: Architecture = family.obj(hf).architecture
+    return found
+
+
+def flags_of(preset: ModelPreset) -> dict[str, Any]:
+    given = [(flag.replace("-", "_"), Entry(value, FLAG)) for flag, value in megatron_flags(preset).items()]
+    assert all(find_foreign(OWNERS, name) for name, _ in given)
+    return {name: entry.value for name, entry in Lists(OWNERS, {}).read(given).items()}
+
+
+def check(preset: str, **flags: Any) -> None:
+    hf = model_presets()[preset].config
+    check_architecture(Args(**flags), hf, architecture_of(hf))
+
+
+@sweep("preset", WITH_FAMILY)
+def test_the_flags_of_every_preset_agree_with_its_family(preset: ModelPreset) -> None:
+    flags = flags_of(preset)
+    assert len(flags) >= 15
+    check_architecture(Args(**flags), preset.config, architecture_of(preset.config))
+
+
+MISMATCHES = [
+    ("qwen3-4B", {"num_layers": 30}, "--num-layers 30: the model has 36 (num_hidden_layers)"),
+    ("qwen3-4B", {"kv_channels": 80}, "--kv-channels 80: the model has 128 (head_dim)"),
+    ("qwen3-4B", {"vocab_size": 152064}, "--vocab-size 152064: the model has 151936 (vocab_size)"),
+    ("qwen3-4B", {"rotary_base": 1e4}, "--rotary-base 10000.0: the model has 1000000.0 (rope_theta)"),
+    ("qwen3-4B", {"layernorm_epsilon": 1e-5}, "--norm-epsilon 1e-05: the model has 1e-06 (rms_norm_eps)"),
+    ("qwen3-4B", {"untie_embeddings_and_output_weights": True}, "the model has tie_word_embeddings True"),
+    ("qwen3-4B", {"qk_layernorm": False}, "--no-qk-layernorm: the model has True"),
+    ("qwen3-4B", {"normalization": "LayerNorm"}, "--normalization LayerNorm: the model has RMSNorm"),
+    ("qwen3-4B", {"swiglu": False}, "the model has another activation"),
+    ("qwen3-4B", {"group_query_attention": False}, "the model has 8 key-value heads for 32 heads"),
+    ("qwen3-4B", {"use_rope_scaling": True}, "the model has rope_scaling None"),
+    ("qwen3-4B", {"num_moe_experts": 8}, "--num-moe-experts 8: the model has none"),
+    ("qwen3-4B", {"window_size": [128, 0]}, "--window-size 128 0: the model has none (sliding_window)"),
+    ("llama3.1-8B-Instruct", {"rope_scaling_factor": 4.0}, "--rope-scaling-factor 4.0: the model has rope_scaling"),
+    (QWEN3_MOE, {"num_moe_experts": 64}, "--num-moe-experts 64: the model has 128"),
+    (QWEN3_MOE, {"moe_shared_expert_intermediate_size": 9}, "the model has none"),
+    (DEEPSEEK, {"moe_layer_freq": 1}, "--moe-layer-freq 1: the model has [0]*3+[1]*58"),
+    (DEEPSEEK, {"moe_router_score_function": "softmax"}, "the model has sigmoid"),
+    (DEEPSEEK, {"moe_router_group_topk": 2}, "--moe-router-group-topk 2: the model has 4 (topk_group)"),
+    (DEEPSEEK, {"rotary_scaling_factor": 1.0}, "the model has 40.0 (rope_scaling.factor)"),
+    (DEEPSEEK, {"rope_type": "rope"}, "--rope-type rope: the model has yarn"),
+    ("qwen3-next-80B-A3B", {"full_attention_interval": 3}, "--full-attention-interval 3: the model has"),
+]
+
+
+@sweep("preset, flags, message", MISMATCHES)
+def test_every_kind_of_mismatch_is_seen(preset: str, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(preset, **flags)
+    head, line = str(caught.value).split("\n")
+    assert head == "flags contradict the model's config.json, which is what is trained; remove or correct them:"
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags"),
+    [
+        ("qwen3-4B", {}),
+        ("qwen3-4B", {"moe_router_num_groups": 1, "moe_shared_expert_intermediate_size": 0}),
+        (QWEN3_MOE, {"ffn_hidden_size": 1}),  # no layer is dense
+        (DEEPSEEK, {"moe_router_pre_softmax": False}),  # says nothing about sigmoid scores
+        ("moonlight", {"beta_fast": 7.0, "moe_router_num_groups": 1, "moe_router_group_topk": 1}),
+    ],
+)
+def test_flags_that_say_nothing_else_are_fine(preset: str, flags: dict[str, Any]) -> None:
+    check(preset, **flags)

@@ -1,19 +1,74 @@
-"""Megatron's flags on slime's command line: spellings, values, and what is said about those that do not act."""
+"""Megatron's flags are those of the installed megatron-core, and nothing of it is imported for them."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+from slime_trainer_megatron import installed
+from slime_trainer_megatron.arguments.fields import known_fields
 from slime_trainer_megatron.arguments.flags import flag_list
 from slime_trainer_megatron.arguments.values import given_fields, pattern
+from slime_trainer_megatron.installed import check_installed, check_version
+from slime_trainer_megatron.layout import Layout
 
-from slime_core.cli.main import main
-from slime_core.config import load_settings
+from slime_core.config import Args, load_settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
+
+CONFIGS: dict[str, Any] = {
+    "transformer": TransformerConfig,
+    "mla": MLATransformerConfig,
+    "optimizer": OptimizerConfig,
+    "ddp": DistributedDataParallelConfig,
+}
+NO_FLAGS = {
+    "_cpu_offloading_context", "activation_func", "autocast_dtype", "embedding_init_method", "exp_avg_dtype",
+    "exp_avg_sq_dtype", "finalize_model_grads_func", "grad_scale_func", "grad_sync_func", "init_method",
+    "main_grads_dtype", "main_params_dtype", "no_sync_func", "output_layer_init_method", "param_sync_func",
+    "params_dtype", "pipeline_dtype", "quant_recipe", "timers",
+}  # fmt: skip
+"""Functions, dtypes and objects."""
+
+
+def test_every_field_of_the_installed_classes_is_there_but_what_nobody_can_type() -> None:
+    found = {field.name for kind in CONFIGS.values() for field in dataclasses.fields(kind)}
+    assert found - set(known_fields().fields) == NO_FLAGS
+    assert set(known_fields().fields) <= found
+
+
+def test_owners_and_defaults_are_those_of_the_classes() -> None:
+    for owner, kind in CONFIGS.items():
+        own = {field.name: field.default for field in dataclasses.fields(kind)}
+        for name, field in known_fields().fields.items():
+            if owner in field.owners:
+                assert name in own
+    defaults = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+    for name, field in known_fields().fields.items():
+        if field.owners[0] == "transformer" and defaults[name] is not dataclasses.MISSING:
+            assert field.default == getattr(defaults[name], "name", defaults[name]), name
+
+
+def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_installed()
+    check_version()
+    refused = r"megatron-core 0\.17\.0 .*only 0\.16\.\*; .*pip install"
+    monkeypatch.setattr(importlib.import_module("megatron.core.package_info"), "__version__", "0.17.0")
+    with pytest.raises(ConfigError, match=refused):
+        check_version()
+    monkeypatch.setattr(installed.runpy, "run_path", lambda file: {"__version__": "0.17.0"})
+    with pytest.raises(ConfigError, match=refused):
+        check_installed()
+
+
+# -- megatron's flags on slime's command line: spellings, values, and what is said about those that do no --
 
 IN_SCRIPTS = [
     line for line in (Path(__file__).parent / "thudm_names.txt").read_text().splitlines() if not line.startswith("#")
@@ -73,46 +128,87 @@ def test_layers_are_written_as_in_scripts() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--num-layers many", "--num-layers (flag): invalid int value: 'many'"),
-        ("--tensor-model-paralel-size 2", "unknown flag --tensor-model-paralel-size. Did you mean"
-         " --tensor-model-parallel-size?"),
-        ("--recompute-method all", "--recompute-method (flag): invalid choice: 'all' (choose from 'uniform', 'block')"),
-        ("--moe-layer-freq often",
-         "--moe-layer-freq (flag): 'often' is neither a number nor a list such as [0]*3+[1]*58"),
-        ("--pretrained-checkpoint x --variable-seq-lengths",
-         "--pretrained-checkpoint x (flag): set --load with --finetune, or --hf-checkpoint"),
-        ("--use-megatron-fsdp", "--use-megatron-fsdp (flag): slime sets it: slime wraps models in Megatron's"
-         " DistributedDataParallel; remove it"),
-        ("--no-variable-seq-lengths", "--no-variable-seq-lengths (flag): slime sets it: lengths differ between"
-         " micro-batches; remove it"),
-        ("--spec my.models get_spec", "--spec my.models get_spec (flag): the model family's plugin brings its layers;"
-         " for a model of your own set --custom-model-provider-path"),
-        ("--weight-decay-incr-style linear", "--weight-decay-incr-style linear (flag): weight decay does not change;"
-         " set --weight-decay"),
+        ("--num-layers many", "invalid int value: 'many'"),
+        ("--recompute-method all", r"invalid choice: 'all' \(choose from 'uniform', 'block'\)"),
+        ("--pretrained-checkpoint x", "set --load with --finetune, or --hf-checkpoint"),
+        ("--no-variable-seq-lengths", "slime sets it: .*remove it"),
+        ("--spec my.models get_spec", "set --custom-model-provider-path"),
+        ("--weight-decay-incr-style linear", "set --weight-decay"),
     ],
-)  # fmt: skip
+)
 def test_refusals(argv: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^{argv.split()[0]}.*\(flag\): .*{message}"):
         load(*argv.split())
-    assert str(caught.value) == message
+    with pytest.raises(ConfigError, match=r"--tensor-model-paralel-size\. Did you mean --tensor-model-parallel-size"):
+        load("--tensor-model-paralel-size", "2")
 
 
 def test_flags_without_effect_are_told_in_one_warning() -> None:
-    argv = "--log-interval 1 --spec slime_plugins.models.glm4 get_spec --muon-momentum 0.9 --ckpt-format torch_dist"
-    assert load(*argv.split(), "--variable-seq-lengths").warnings == [
-        "without effect: --log-interval 1 (flag): slime reports by itself; --spec slime_plugins.models.glm4 get_spec"
-        " (flag): the model family's plugin brings its layers; for a model of your own set"
-        " --custom-model-provider-path; --muon-momentum 0.9 (flag): it concerns the optimizer Muon, which --optimizer"
-        " does not have; --ckpt-format torch_dist (flag): slime decides how checkpoints are written, and finds out what"
-        " it reads; --variable-seq-lengths (flag): slime sets the same by itself"
-    ]
+    given = ("--log-interval 1", "--spec slime_plugins.models.glm4 get_spec", "--muon-momentum 0.9")
+    (said,) = load(*" ".join(given).split(), "--variable-seq-lengths").warnings
+    assert all(f"{flag} (flag)" in said for flag in (*given, "--variable-seq-lengths"))
 
 
-def test_help_has_megatrons_words_and_slimes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help-megatron"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--norm-epsilon, --layernorm-epsilon X Epsilon value for any LayerNorm/RMSNorm operations." in text
-    assert "--use-megatron-fsdp, --no-use-megatron-fsdp Slime's to set" in text
-    assert "--swiglu The MLP has a gate with SiLU. Compared with config.json." in text
-    assert main(["train", "--help-all"]) == 0
-    assert "(--help-megatron lists them)" in capsys.readouterr().out
+# -- parallel sizes: what divides what, before anything starts -------------------------------------------
+
+NAMES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "first": "num_layers_in_first_pipeline_stage",
+    "last": "num_layers_in_last_pipeline_stage",
+    "embedding": "account_for_embedding_in_pipeline_split",
+    "loss": "account_for_loss_in_pipeline_split",
+}
+
+
+def layout(num_layers: int | None = None, **flags: Any) -> Layout:
+    return Layout.from_args(Args(**{NAMES.get(k, k): v for k, v in flags.items()}), num_layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "flags", "message"),
+    [
+        (None, {"tp": 0}, "--tensor-model-parallel-size 0: at least 1"),
+        (None, {"vpp": 2}, "--virtual-pipeline-model-parallel-size: needs --pipeline-model-parallel-size"),
+        (None, {"last": 2}, "--decoder-last-pipeline-num-layers 2: needs --pipeline-model-parallel-size"),
+        (7, {"pp": 2}, "7 of the model's 7 layers cannot be spread evenly over 2 stages"),
+        (8, {"pp": 2, "embedding": True}, r"9 of the model's 8 layers \(counted as 9\) cannot be spread"),
+        (8, {"pp": 2, "first": 3, "vpp": 2}, "--decoder-first-pipeline-num-layers 3: not divisible into 2 chunks"),
+        (8, {"pp": 2, "first": 3, "last": 5, "embedding": True}, "--account-for-embedding-in-pipeline-split"),
+        (8, {"pp": 2, "num_layers_per_virtual_pipeline_stage": 3}, "8 layers over 2 stages cannot be cut into such"),
+        (8, {"pp": 2, "vpp": 2, "num_layers_per_virtual_pipeline_stage": 2}, "says the same; remove one"),
+    ],
+)
+def test_contradictions(layers: int | None, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layout(layers, **flags)
+
+
+def test_ranks_hold_whole_copies() -> None:
+    with pytest.raises(ConfigError, match="6 ranks cannot hold whole copies of a model over 4 ranks"):
+        Layout(tensor=2, pipeline=2).data_size(6)
+    with pytest.raises(ConfigError, match="2 ranks cannot hold"):
+        Layout(tensor=4).data_size(2)
+    with pytest.raises(ConfigError, match="6 ranks cannot hold whole copies of experts over 4 ranks"):
+        Layout(expert=4).data_size(6)
+    assert Layout(tensor=2, expert=4, expert_tensor=1).data_size(4) == 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "transformer", "message"),
+    [
+        ({"tensor": 3}, {}, "does not divide the model's 4 attention heads"),
+        ({"expert": 2, "expert_tensor": 1}, {}, "the model has no experts"),
+        ({"expert": 3}, {"num_moe_experts": 8}, "does not divide the model's 8 experts"),
+        ({"tensor": 2}, {"num_moe_experts": 8}, "needs --sequence-parallel with it"),
+        ({"context": 2}, {"experimental_attention_variant": "gated_delta_net"}, "cannot cut gated_delta_net"),
+    ],
+)
+def test_models_that_do_not_fit(sizes: dict[str, Any], transformer: dict[str, Any], message: str) -> None:
+    model = {"num_attention_heads": 4, "num_query_groups": 2, **transformer}
+    with pytest.raises(ConfigError, match=message):
+        Layout(**sizes).check_model(model)

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from slime_embedded.models.lora import LoraSettings
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_trainer_megatron.model.specs import RMSNorm
 from slime_trainer_megatron.trainer import MegatronTrainer
-from slime_trainer_megatron.weights.lora import Adapters, _normed
+from slime_trainer_megatron.weights.lora import _normed
 from transformers import AutoModelForCausalLM
 
-from slime_core.errors import CheckpointError, ConfigError
+from slime_core.errors import CheckpointError
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.lora_jobs import LORA
 from tests.megatron_models import save_tiny
-from tests.unit.trainers.megatron.steps import Make, equal, log_probs, step, weights
+from tests.unit.trainers.megatron.steps import Make, equal, log_probs, step
 
 pytestmark = pytest.mark.slow
 
@@ -91,39 +90,6 @@ def trained_numbers(trainer: MegatronTrainer) -> int:
     return sum(p.numel() for chunk in trainer.models.chunks for p in chunk.parameters() if p.requires_grad)
 
 
-def test_a_reference_of_other_weights_has_no_adapters_until_it_is_moved(make: Make, models: dict[str, Path]) -> None:
-    plain = make("other", lora_rank=None)
-    others = log_probs(plain)
-    plain.close()
-    trainer = make(use_kl_loss=True, ref_load=str(models["other"]), ref_update_interval=1)
-    step(trainer)
-    assert equal(log_probs(trainer, "ref"), others)
-    now = log_probs(trainer)
-    trainer.update_reference()
-    step(trainer)
-    assert equal(log_probs(trainer, "ref"), now)
-
-
-@pytest.mark.parametrize("flags", [{}, {"dtype": "bfloat16", "save_dtype": "bfloat16"}])
-def test_a_checkpoint_goes_on_bit_for_bit(make: Make, tmp_path: Path, flags: dict[str, Any]) -> None:
-    flags = {"use_kl_loss": True, "ref_update_interval": 1, **flags}
-    first = make(**flags)
-    step(first)
-    first.update_reference()
-    step(first)
-    first.save(tmp_path / "checkpoint")
-    metrics, after, reference = step(first), weights(first), log_probs(first, "ref")
-    first.save(tmp_path / "end")
-    first.close()
-    second = make(**flags, seed=5)
-    second.load(tmp_path / "checkpoint")
-    assert step(second) == metrics
-    assert all(torch.equal(after[name], tensor) for name, tensor in second.named_weights())
-    assert equal(log_probs(second, "ref"), reference)
-    second.save(tmp_path / "again")
-    assert (tmp_path / "again" / ADAPTER).read_bytes() == (tmp_path / "end" / ADAPTER).read_bytes()
-
-
 def test_trainers_take_each_others_adapters(make: Make, models: dict[str, Path], tmp_path: Path) -> None:
     embedded = EmbeddedTrainer(jobs.settings(models["dense"], **LORA))
     step(embedded)
@@ -156,28 +122,6 @@ def test_what_does_not_fit_is_refused(make: Make, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message):
             other.load(tmp_path / "adapted")
         other.close()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lora_target_modules": ["qproj"]}, "--lora-target-modules qproj: no such module in this model"),
-        ({"lora_target_modules": ["gate_proj"], "model": "experts"}, "routed experts of that name, which get none"),
-        ({"lora_rank": 33}, "--lora-rank 33: .* of no larger rank"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(make: Make, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(**change)
-    assert not torch.distributed.is_initialized(), "a trainer that cannot be built leaves its groups"
-
-
-def test_shared_experts_beside_the_dispatcher_get_no_adapters(make: Make) -> None:
-    """It needs CUDA streams, so the field is set once the model is there."""
-    models = make(lora_rank=None).models
-    models.config.moe_shared_expert_overlap = True
-    with pytest.raises(ConfigError, match="--moe-shared-expert-overlap with --lora-rank"):
-        Adapters(models.chunks, models.family, LoraSettings(4, 8.0, ("all-linear",)), seed=0)
 
 
 @pytest.mark.parametrize("zero_centered", [False, True])

@@ -13,7 +13,7 @@ from slime_trainer_megatron.arguments.config import transformer_config
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.layout import Layout
 from slime_trainer_megatron.model.build import ValueHead, build_model
-from slime_trainer_megatron.model.specs import RMSNorm, block_spec
+from slime_trainer_megatron.model.specs import block_spec
 from slime_trainer_megatron.process_groups import ProcessGroups
 from slime_trainer_megatron.weights.weights_in import load_hf
 
@@ -81,25 +81,6 @@ def test_packed_logits_are_those_of_transformers(
         torch.testing.assert_close(alone, expected.split(LENGTHS)[2], rtol=0, atol=1e-5)
 
 
-def test_a_family_changes_single_layers(groups: ProcessGroups, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from megatron.core.transformer.identity_op import IdentityOp
-
-    save_tiny(tmp_path, "qwen3")
-    _, model, config = built(tmp_path)
-
-    def without_norm(spec: Any, _: Any, architecture: Any, layer: int) -> Any:
-        assert architecture is model.architecture
-        if layer == 2:
-            spec.submodules.pre_mlp_layernorm = IdentityOp
-        return spec
-
-    block = block_spec(config, replace(model, layer_spec=without_norm), device=CPU, vp_stage=None)
-    found = [spec.submodules.pre_mlp_layernorm for spec in block.layer_specs]
-    assert found == [RMSNorm, RMSNorm, IdentityOp, RMSNorm]
-
-
 def test_a_critic_gives_one_value_per_token(groups: ProcessGroups, tmp_path: Path) -> None:
     save_tiny(tmp_path, "qwen2-tied")
     chunk, _, _ = built(tmp_path, role="critic")
@@ -134,10 +115,3 @@ def test_a_users_own_model_is_taken(groups: ProcessGroups, tmp_path: Path) -> No
     assert isinstance(built(tmp_path, role="critic", provider=provider)[0].output_layer, ValueHead)
     with pytest.raises(ConfigError, match=r"--custom-model-provider-path: .* returned NoneType"):
         built(tmp_path, provider=lambda pre_process, post_process: None)
-
-
-def test_a_provider_without_vp_stage_cannot_build_chunks(groups: ProcessGroups, tmp_path: Path) -> None:
-    save_tiny(tmp_path, "qwen3")
-    _, model, config = built(tmp_path)
-    with pytest.raises(ConfigError, match="takes no `vp_stage`"):
-        build_model(Args(), model, config, Layout(virtual=2), provider=lambda pre_process, post_process: None)

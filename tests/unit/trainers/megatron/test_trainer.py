@@ -13,7 +13,7 @@ from slime_embedded.trainer.optimizer import MAX_CONSECUTIVE_SKIPS
 from slime_trainer_megatron.trainer import MegatronTrainer
 
 from slime_core.config import Args
-from slime_core.errors import ConfigError, PluginError, TrainError
+from slime_core.errors import ConfigError, TrainError
 from slime_core.protocols import MicroBatchOutput
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.megatron_models import save_tiny
@@ -59,28 +59,6 @@ def test_frozen_models_keep_their_weights(make: Make, models: dict[str, Path]) -
     assert equal(log_probs(trainer, "ref"), after)
     trainer.close()
     assert equal(log_probs(make(model="other weights")), of_teacher)
-
-
-def test_passes_of_others_do_not_disturb_the_step(make: Make) -> None:
-    """The same two steps with and without passes of the reference between them, bit for bit."""
-    found = []
-    for passes in (False, True):
-        trainer = make(use_kl_loss=True, dtype="bfloat16")
-        step(trainer)
-        if passes:
-            log_probs(trainer, "ref")
-        step(trainer)
-        found.append(weights(trainer))
-        trainer.close()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_a_teacher_of_another_architecture(make: Make, models: dict[str, Path]) -> None:
-    teacher = str(models["other architecture"])
-    trainer = make(use_opd=True, opd_type="megatron", opd_teacher_load=teacher)
-    found = log_probs(trainer, "teacher")
-    trainer.close()
-    assert equal(found, log_probs(make(model="other architecture")))
 
 
 def test_every_row_has_its_own_teacher(make: Make, models: dict[str, Path]) -> None:
@@ -149,24 +127,6 @@ def test_a_step_that_is_not_finite_changes_nothing(make: Make) -> None:
     assert step(trainer)["skipped_steps"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [{"use_stateless_adam": True}, {"reset_optimizer_states": True}])
-def test_moments_are_forgotten_as_the_embedded_trainer_does(
-    make: Make, models: dict[str, Path], flags: dict[str, Any]
-) -> None:
-    from slime_embedded.trainer.trainer import EmbeddedTrainer
-
-    found = []
-    for trainer in (make(**flags), EmbeddedTrainer(jobs.settings(models["qwen3"], **flags))):
-        for rollout_id in (0, 0, 1):
-            step(trainer, rollout_id)  # type: ignore[arg-type]
-        found.append(weights(trainer))  # type: ignore[arg-type]
-    for name, tensor in found[0].items():
-        # A first step goes by the sign of the gradient, which rounding decides where it is nearly zero.
-        apart = (tensor - found[1][name]).abs() > 1e-4
-        assert apart.float().mean() < 5e-3, name
-
-
 def test_only_some_parameters_are_trained(make: Make) -> None:
     trainer = make(only_train_params_name_list=[r"layers\.2\.mlp", "norm"], recompute_granularity="full")
     before = weights(trainer)
@@ -189,13 +149,6 @@ def test_a_choice_that_cannot_be(make: Make, flags: dict[str, Any], message: str
     assert not torch.distributed.is_initialized(), "a trainer that cannot be built leaves its groups"
 
 
-def test_functions_are_checked_before_anything_is_built(make: Make, tmp_path: Path) -> None:
-    file = tmp_path / "hooks.py"
-    file.write_text("def before_log_prob(args, model):\n    pass\n")
-    with pytest.raises(PluginError, match=r"\(args, model, store_prefix\)"):
-        make(custom_megatron_before_log_prob_hook_path=str(file))
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({}, 2), ({"actor_num_gpus_per_node": 8}, 8), ({"actor_num_nodes": 2, "actor_num_gpus_per_node": 4}, 8)],
@@ -204,12 +157,6 @@ def test_how_many_processes_a_run_needs(given: dict[str, Any], expected: int) ->
     args = Args(tensor_model_parallel_size=2, **given)
     settings = SimpleNamespace(args=args, is_given=given.__contains__)
     assert MegatronTrainer.processes(settings) == expected
-
-
-def test_processes_that_hold_no_whole_copies() -> None:
-    args = Args(tensor_model_parallel_size=2, actor_num_gpus_per_node=3)
-    with pytest.raises(ConfigError, match="3 ranks"):
-        MegatronTrainer.processes(SimpleNamespace(args=args, is_given={"actor_num_gpus_per_node"}.__contains__))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,14 @@ import torch
 from safetensors.torch import save_file
 from slime_trainer_megatron.cpu_mode import on_device
 from slime_trainer_megatron.families import (
+    QKV,
+    Columns,
+    Gated,
+    GatedFused,
     MegatronModel,
+    Merge,
     Row,
+    Rows,
     Whole,
     attention_rows,
     decoder_architecture,
@@ -31,6 +38,7 @@ from torch import nn
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
 from tests.megatron_models import FAMILIES, chunks_of, family, save_tiny
+from tests.sweeps import sweep
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,24 +76,6 @@ def test_there_and_back_is_bitwise_and_logits_are_transformers(variant: str, tmp
         logits = chunks[0].eval()(ids, torch.arange(17).expand(2, -1), None)
         expected = reference(ids).logits
     torch.testing.assert_close(logits[..., :61], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_padding_of_the_vocabulary_is_zero_and_never_exported(saved: Path) -> None:
-    model = family(saved)
-    (chunk,) = chunks = chunks_of(model, padded=80)
-    load_hf(chunks, model, saved)
-    assert chunk.output_layer.weight.shape == (80, 32)
-    assert not chunk.output_layer.weight[61:].any()
-    assert dict(hf_weights(chunks, model))["lm_head.weight"].shape == (61, 32)
-
-
-def test_numbers_are_cast_to_the_models_and_exported_in_it(saved: Path) -> None:
-    model = family(saved)
-    chunks = chunks_of(model, dtype=torch.bfloat16)
-    load_hf(chunks, model, saved)
-    files = dict(read_weights(saved))
-    for name, tensor in hf_weights(chunks, model):
-        assert torch.equal(tensor, files[name].bfloat16()), name
 
 
 def test_a_critic_starts_with_a_fresh_head_and_keeps_its_own(saved: Path, tmp_path: Path) -> None:
@@ -164,16 +154,6 @@ def test_a_checkpoint_that_is_quantized_by_blocks(saved: Path, tmp_path: Path) -
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_eight_bit_numbers_without_scales_are_refused(saved: Path, tmp_path: Path) -> None:
-    files = dict(read_weights(saved))
-    name = "model.layers.0.mlp.down_proj.weight"
-    copy_assets(saved, tmp_path)
-    write_weights(tmp_path, {**files, name: files[name].to(torch.float8_e4m3fn)}.items())
-    model = family(saved)
-    with pytest.raises(CheckpointError, match=rf"{name}: F8_E4M3 without {name}_scale_inv"):
-        load_hf(chunks_of(model), model, tmp_path)
-
-
 def test_a_map_that_does_not_fit_the_model_is_refused(saved: Path) -> None:
     model = family(saved)
     chunks = chunks_of(model)
@@ -188,53 +168,124 @@ def test_a_map_that_does_not_fit_the_model_is_refused(saved: Path) -> None:
         load_hf(chunks, replace(model, rows=[*model.rows, more]), saved)
 
 
-class Holder(nn.Module):
-    """Parameters of any names, as modules that are not installed here have them."""
-
-    def __init__(self, **parameters: int) -> None:
-        super().__init__()
-        for name, number in parameters.items():
-            self.register_parameter(name, nn.Parameter(torch.full((1,), float(number))))
+def tree(parts: Any) -> nn.Module:
+    """Modules of these names, as those have them that are not installed here; a list of names is parameters."""
+    made = nn.Module()
+    for name, value in parts.items() if isinstance(parts, dict) else ():
+        setattr(made, name, tree(value))
+    for name in parts if isinstance(parts, list) else ():
+        made.register_parameter(name, nn.Parameter(torch.zeros(1)))
+    return made
 
 
 def test_names_of_transformer_engine_are_those_of_the_local_spec() -> None:
-    layer = nn.Module()
-    layer.layer_number = 6  # type: ignore[assignment]
-    layer.self_attention = nn.Module()
-    layer.self_attention.linear_qkv = Holder(weight=0, layer_norm_weight=1)
-    layer.self_attention.linear_proj = Holder(weight=2)
-    layer.mlp = nn.Module()
-    layer.mlp.local_expert_indices = [2, 3]  # type: ignore[assignment]
-    layer.mlp.experts = nn.Module()
-    layer.mlp.experts.linear_fc1 = Holder(weight0=3, weight1=4)
-    layer.mlp.experts.linear_fc2 = Holder(weight0=5, weight1=6)
-    layer.mlp.router = Holder(weight=7)
-    layer.pre_mlp_layernorm = Holder(weight=8)
-    chunk = nn.Module()
-    chunk.decoder = nn.Module()
-    chunk.decoder.layers = nn.ModuleList([layer])
-    wrapped = nn.Module()
-    wrapped.module = chunk
+    normed = ["weight", "layer_norm_weight"]
+    moe = tree(
+        {
+            "self_attention": {"linear_qkv": normed, "linear_proj": ["weight"]},
+            "mlp": {"experts": {f"linear_fc{i}": ["weight0", "weight1"] for i in (1, 2)}, "router": ["weight"]},
+            "pre_mlp_layernorm": ["weight"],
+        }
+    )
+    dense = tree({"mlp": {"linear_fc1": normed}})
+    moe.layer_number, moe.mlp.local_expert_indices, dense.layer_number = 6, [2, 3], 1  # type: ignore
+    chunk = tree({"module": {"decoder": {}}})
+    chunk.module.decoder.layers = nn.ModuleList([moe])  # type: ignore[union-attr]
     hf = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 6, "num_attention_heads": 2}
     architecture = decoder_architecture(hf, num_moe_experts=4)
     model = MegatronModel(architecture, [*attention_rows(architecture), *expert_rows()])
-    found = {named.name: int(named.parameter) for named in named_global_parameters([wrapped], model)}
-    experts = "mlp.experts.local_experts"
-    assert found == {
-        f"decoder.layers.5.{name}.weight": number
-        for number, name in enumerate(
-            [
-                *("self_attention.linear_qkv", "input_layernorm", "self_attention.linear_proj"),
-                *(f"{experts}.{expert}.linear_fc{i}" for i in (1, 2) for expert in (2, 3)),
-                *("mlp.router", "pre_mlp_layernorm"),
-            ]
-        )
-    }
-    dense = nn.Module()
-    dense.layer_number = 1  # type: ignore[assignment]
-    dense.mlp = nn.Module()
-    dense.mlp.linear_fc1 = Holder(weight=0, layer_norm_weight=1)
-    chunk.decoder.layers = nn.ModuleList([dense])
+    experts = [f"mlp.experts.local_experts.{expert}.linear_fc{i}" for i in (1, 2) for expert in (2, 3)]
+    names = [
+        *("self_attention.linear_qkv", "input_layernorm", "self_attention.linear_proj", *experts),
+        *("mlp.router", "pre_mlp_layernorm"),
+    ]
+    found = [named.name for named in named_global_parameters([chunk], model)]
+    assert found == [f"decoder.layers.5.{name}.weight" for name in names]
+    chunk.module.decoder.layers = nn.ModuleList([dense])  # type: ignore[union-attr]
     model = MegatronModel(architecture, dense_mlp_rows(architecture))
     names = [named.name for named in named_global_parameters([chunk], model)]
     assert names == ["decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.pre_mlp_layernorm.weight"]
+
+
+# -- merges against layouts written out by hand, and what the row helpers name ---------------------------
+
+HF = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def labelled(start: int, rows: int, columns: int = 3) -> torch.Tensor:
+    """Row i is all `start + i`, so that a row says where it came from."""
+    return (start + torch.arange(rows)).float()[:, None].expand(rows, columns).contiguous()
+
+
+def rows_of(tensor: torch.Tensor) -> list[int]:
+    return [int(value) for value in tensor[:, 0]]
+
+
+def test_queries_keys_and_values_are_interleaved_by_group() -> None:
+    # 4 heads in 2 groups, head_dim 2: queries 0..7, keys 100..103, values 200..203.
+    tensors = [labelled(0, 8), labelled(100, 4), labelled(200, 4)]
+    merged = QKV(4, 2, 2).to_megatron(tensors, 0, 1)
+    assert rows_of(merged) == [0, 1, 2, 3, 100, 101, 200, 201, 4, 5, 6, 7, 102, 103, 202, 203]
+    assert rows_of(QKV(4, 2, 2).to_megatron(tensors, 1, 2)) == rows_of(merged)[8:]
+    assert rows_of(QKV(4, 2, 2).to_megatron(tensors, 1, 4)) == rows_of(merged)[4:8]  # a part of a group
+
+
+def test_gates_of_the_attention_come_after_the_queries_of_their_group() -> None:
+    # HF: head by head its query (2 rows), then its gate (2 rows).
+    tensors = [labelled(0, 16), labelled(100, 4), labelled(200, 4)]
+    merged = QKV(4, 2, 2, gated=True).to_megatron(tensors, 0, 1)
+    first = [0, 1, 4, 5, 2, 3, 6, 7, 100, 101, 200, 201]
+    assert rows_of(merged)[:12] == first
+    back = QKV(4, 2, 2, gated=True).to_hf([merged])
+    assert all(torch.equal(one, other) for one, other in zip(back, tensors))
+
+
+def test_every_rank_has_its_gate_above_its_up_projection() -> None:
+    gate, up = labelled(0, 4), labelled(10, 4)
+    assert rows_of(Gated().to_megatron([gate, up], 0, 2)) == [0, 1, 10, 11]
+    assert rows_of(Gated().to_megatron([gate, up], 1, 2)) == [2, 3, 12, 13]
+    fused = torch.cat([gate, up])
+    assert torch.equal(GatedFused().to_megatron([fused], 1, 2), Gated().to_megatron([gate, up], 1, 2))
+
+
+CASES: list[tuple[Merge, list[tuple[int, ...]]]] = [
+    (Columns(), [(8, 6)]),
+    (Columns(), [(8,)]),
+    (Rows(), [(6, 8)]),
+    (Gated(), [(8, 6), (8, 6)]),
+    (Gated(), [(8,), (8,)]),
+    (GatedFused(), [(16, 6)]),
+    (QKV(8, 4, 2), [(16, 6), (8, 6), (8, 6)]),
+    (QKV(8, 4, 2), [(16,), (8,), (8,)]),
+    (QKV(8, 1, 2), [(16, 6), (2, 6), (2, 6)]),
+    (QKV(8, 4, 2, gated=True), [(32, 6), (8, 6), (8, 6)]),
+]
+
+
+@sweep("size, case, dtype", product([1, 2, 4], range(len(CASES)), [torch.float32, torch.bfloat16]))
+def test_the_way_back_loses_no_bit_and_slices_are_the_same(case: int, size: int, dtype: torch.dtype) -> None:
+    merge, shapes = CASES[case]
+    whole = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(dtype) for i, shape in enumerate(shapes)]
+    parts = [merge.to_megatron(whole, rank, size) for rank in range(size)]
+    back = merge.to_hf(parts)
+    assert all(torch.equal(one, other) for one, other in zip(back, whole, strict=True))
+    axis = merge.read_axis(size)
+    if axis is not None:
+        for rank, part in enumerate(parts):
+            cut = [tensor.chunk(size, axis)[rank] for tensor in whole]
+            assert torch.equal(merge.to_megatron(cut, 0, 1), part)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; allowed: silu"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope type 'yarn' is not supported; allowed: default, llama3"),
+    ],
+)
+def test_what_megatron_would_compute_otherwise_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        decoder_architecture({**HF, **change})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 SNAPSHOT = Path(__file__).resolve().parent / "fields_snapshot.json"
-"""File with the list, written by scripts/snapshot_megatron_flags.py."""
+"""File with the list, written by scripts/snapshot.py."""
 
 Scalar = Literal["bool", "int", "float", "str"]
 Shape = Literal["one", "list", "either"]

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
 from slime_engine_http.api import client as client_module
-from slime_engine_http.api import transport
 from slime_engine_http.api.client import Client
 from slime_engine_http.api.engine import HttpEngine
 from slime_engine_http.api.router import Router
@@ -14,7 +14,7 @@ from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 
 from slime_core.config import Args
-from slime_core.errors import EngineError
+from slime_core.errors import ConfigError, EngineError
 from slime_core.sample import GenerationOutput
 from tests.unit.engines.sglang.api.servers import (
     Reaction,
@@ -44,32 +44,13 @@ def first(*given: Any) -> Reaction:
 # -- one server ------------------------------------------------------------------------------------------
 
 
-async def test_a_request_and_its_answer() -> None:
-    async with servers(well) as (server,), engine_at(server) as engine:
-        output = await engine.generate([3], {"temperature": 1.0}, rid="r", session_id="s")
-        assert (output.token_ids, output.log_probs, output.text) == ([0], [-0.5], "x")
-        assert server.asked("/generate") == [
-            {"input_ids": [3], "sampling_params": {"temperature": 1.0}, "rid": "r~", "return_logprob": True}
-        ]
-        assert server.calls[-1][2]["x-smg-routing-key"] == "s"
-
-
-async def test_no_name_begins_another() -> None:
+async def test_one_server_gets_four_tries_under_names_of_which_none_begins_another() -> None:
     """SGLang aborts every request whose name begins with that of a lost connection's."""
-    async with servers(first((503, {}))) as (server,), engine_at(server) as engine:
-        for _ in range(12):
-            await engine.generate([3], {})
-        for rid in ("r1", "r10"):
-            assert (await engine.generate([3], {}, rid=rid)).meta_info["id"] == rid
-        names = [body["rid"] for body in server.asked("/generate")]
-        assert len(names) == 15
-        assert not [(a, b) for a in names for b in names if a is not b and b.startswith(a)]
-
-
-async def test_one_server_gets_four_tries_under_different_names() -> None:
     async with servers(first((503, {}), (429, {}), (200, b"nonsense"))) as (server,), engine_at(server) as engine:
         assert (await engine.generate([3], {})).token_ids == [0]
-        assert len({body["rid"] for body in server.asked("/generate")}) == 4
+        names = [body["rid"] for body in server.asked("/generate")]
+        assert [b.startswith(a) for a in names for b in names] == [a is b for a in names for b in names]
+        assert len(names) == 4
         assert engine.take_metrics()["engine/retried_requests"] == 3
         assert engine.take_metrics()["engine/retried_requests"] == 0
 
@@ -81,16 +62,6 @@ async def test_refusals_are_final_and_patience_ends(status: int, calls: int) -> 
         with pytest.raises(EngineError, match=f"/generate: status {status}: no {calls - 1}"):
             await engine.generate([3], {})
         assert len(server.asked("/generate")) == calls
-
-
-async def test_what_would_end_a_server_is_not_sent() -> None:
-    async with servers(well) as (server,), engine_at(server) as engine:
-        for params in ({"temprature": 1}, {"max_new_tokens": "many"}):
-            with pytest.raises(EngineError, match="sampling_params"):
-                await engine.generate([3], params)
-            with pytest.raises(EngineError, match="sampling_params"):
-                _ = [c async for c in engine.stream([3], params)]
-        assert server.asked("/generate") == []
 
 
 # -- several servers ---------------------------------------------------------------------------------------
@@ -114,19 +85,6 @@ async def test_a_failure_is_tried_elsewhere(fault: Reaction) -> None:
         assert len(good.asked("/generate")) == 8
         assert engine.take_metrics()["engine/retried_requests"] == len(bad.asked("/generate"))
         assert {w.busy for w in engine.pool.workers} == {0}
-
-
-async def test_a_server_that_is_gone_is_taken_out_and_its_requests_are_lost_by_nobody() -> None:
-    async with servers(generating(hang), well) as (bad, good), engine_at(bad, good) as engine:
-        tasks = [asyncio.create_task(engine.generate([3], {}, session_id=str(i))) for i in range(8)]
-        await until(lambda: len(bad.asked("/generate")) == 4)
-        await bad.stop()
-        assert {o.token_ids[0] for o in await asyncio.gather(*tasks)} == {1}
-        await engine.generate([3], {}, session_id="new")
-        await engine.generate([3], {}, session_id="0")
-        metrics = engine.take_metrics()
-        assert metrics["engine/quarantined"] <= 1
-        assert [w.state for w in engine.pool.workers if w.url == good.url] == [WorkerState.READY]
 
 
 async def test_a_dead_server_is_tried_once_not_for_every_request() -> None:
@@ -200,6 +158,36 @@ async def test_requests_at_a_server_that_is_taken_out_go_elsewhere() -> None:
         assert (worker.busy, worker.state) == (0, WorkerState.QUARANTINED)
 
 
+async def test_every_request_has_its_own_deadline() -> None:
+    async with servers(generating(hang)) as (server,), engine_at(server, rollout_timeout=0.4) as engine:
+        began, ended = time.monotonic(), []
+
+        async def one(delay: float) -> None:
+            await asyncio.sleep(delay)
+            with pytest.raises(EngineError, match=r"no answer within 0.4 s \(--rollout-timeout\)"):
+                await engine.generate([3], {})
+            ended.append(time.monotonic() - began - delay)
+
+        await asyncio.gather(one(0.0), one(0.2), one(0.3))
+        assert len(ended) == 3
+        assert all(0.39 < seconds < 10 for seconds in ended), ended
+        assert engine.pool.workers[0].state is WorkerState.READY
+        assert engine.pool.workers[0].busy == 0
+
+
+async def test_a_caller_who_is_cancelled_while_its_server_is_taken_out_is_cancelled() -> None:
+    async with servers(generating(hang), well) as (hung, good), engine_at(hung, good) as engine:
+        task = asyncio.create_task(engine.generate([3], {}))
+        await until(lambda: hung.asked("/generate"))
+        engine.pool.set_state(engine.pool.workers[0], WorkerState.QUARANTINED, "hung")
+        engine._running()._flights._take_note(engine.pool.workers[0])  # cut now, ...
+        task.cancel()  # ... and cancelled before the task turns
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert good.asked("/generate") == []
+        assert engine.pool.workers[0].busy == 0
+
+
 # -- weight versions -------------------------------------------------------------------------------------
 
 
@@ -227,31 +215,6 @@ async def test_answers_of_other_weights_are_not_returned(lie: str) -> None:
         assert (await engine.generate([3], {}, session_id="a")).token_ids == [1]
         assert liar.asked("/abort_request") == []
         assert good.asked("/abort_request") == []
-
-
-async def test_an_update_in_mid_answer_is_no_lie() -> None:
-    gate = asyncio.Event()
-
-    async def slow(server: Server, request: Any, body: Any, before: int) -> Any:
-        await gate.wait()
-        return answer(1, version=str(body["input_ids"][0]))
-
-    async with servers(generating(slow)) as (server,), engine_at(server) as engine:
-        engine.pool.version_wanted = 5
-        tasks = [asyncio.create_task(engine.generate([v], {})) for v in (5, 6)]
-        await until(lambda: len(server.asked("/generate")) == 2)
-        engine.pool.version_coming = 6
-        gate.set()
-        assert [o.token_ids for o in await asyncio.gather(*tasks)] == [[1], [1]]
-        engine.pool.version_coming = None
-        gate.clear()
-        late = asyncio.create_task(engine.generate([5], {}))  # begins under 5, ends under 6
-        await until(lambda: len(server.asked("/generate")) == 3)
-        engine.pool.version_wanted = 6
-        gate.set()
-        assert (await late).token_ids == [1]
-        with pytest.raises(EngineError, match="wanted is 6"):
-            await engine.generate([5], {})
 
 
 # -- aborting and cancelling -------------------------------------------------------------------------------
@@ -283,19 +246,7 @@ async def test_what_comes_in_a_pause_waits_here_where_an_abort_finds_it(monkeypa
         assert (await asyncio.wait_for(tasks[1], 30)).token_ids == [0]  # told at once, and not when it looks again
 
 
-async def test_abort_ends_what_waits_and_names_what_was_renamed() -> None:
-    async with servers(well) as (server,), engine_at(server, sglang_server_concurrency=1) as engine:
-        (worker,) = engine.pool.workers
-        await_all(engine.pool)
-        engine.pool.set_state(worker, WorkerState.QUARANTINED, "hung")
-        tasks = [asyncio.create_task(engine.generate([3, 4], {}, rid=f"r{i}")) for i in range(2)]
-        await asyncio.sleep(0.01)
-        await engine.abort()
-        for output in await asyncio.gather(*tasks):
-            assert output.meta_info["finish_reason"]["type"] == "abort"
-            assert (output.token_ids, output.meta_info["prompt_tokens"]) == ([], 2)
-        assert server.asked("/generate") == []
-
+async def test_an_abort_names_what_was_renamed() -> None:
     async def once_then_hang(server: Server, request: Any, body: Any, before: int) -> Any:
         return (503, {}) if before == 0 else await hang(server, request, body, before)
 
@@ -306,17 +257,6 @@ async def test_abort_ends_what_waits_and_names_what_was_renamed() -> None:
         assert server.asked("/abort_request") == [{"rid": server.asked("/generate")[1]["rid"]}]
         assert server.asked("/generate")[1]["rid"] != "r~"
         task.cancel()
-
-
-async def test_abort_ends_what_rests_before_its_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_S", 60.0)
-    monkeypatch.setattr(transport, "LONGEST_DELAY_S", 60.0)
-    async with servers(first(*[(503, {})] * 9)) as (server,), engine_at(server) as engine:
-        task = asyncio.create_task(engine.generate([3], {}))
-        await until(lambda: engine.take_metrics()["engine/retried_requests"])
-        await asyncio.wait_for(engine.abort(), 20)
-        assert (await asyncio.wait_for(task, 20)).meta_info["finish_reason"]["type"] == "abort"
-        assert len(server.asked("/generate")) == 1
 
 
 async def test_an_abort_that_overtakes_its_request_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,19 +308,15 @@ async def test_prefixes_are_shared_within_a_version_only() -> None:
         server.react = one_event
         _ = [piece async for piece in engine.stream([3], {})]
         assert server.asked("/generate")[-1]["extra_key"] == keys[3]
+    async with servers(sglang("slime 1.2.3")) as (server,), engine_at(server) as engine:
+        engine.pool.version_wanted = 5
+        await engine.generate([3], {})
+        assert "extra_key" not in server.asked("/generate")[-1], "it refuses fields that it does not know"
 
 
 async def one_event(server: Server, request: Any, body: Any, before: int) -> Any:
     """A stream of one event."""
     return await sse(request, answer(1, version="5"))
-
-
-async def test_a_server_of_slime_is_not_asked_for_what_it_does_not_know() -> None:
-    """It forgets its prefixes with the update, and refuses fields that it does not know."""
-    async with servers(sglang("slime 1.2.3")) as (server,), engine_at(server) as engine:
-        engine.pool.version_wanted = 5
-        await engine.generate([3], {})
-        assert "extra_key" not in server.asked("/generate")[-1]
 
 
 # -- streams -----------------------------------------------------------------------------------------------
@@ -406,17 +342,6 @@ async def collect(engine: Any, **keywords: Any) -> list[GenerationOutput]:
     return [output async for output in engine.stream([3], {}, **keywords)]
 
 
-async def test_streams_are_cumulative_whatever_the_server_sends() -> None:
-    new = (piece(1), piece(2, total=2), piece(3, total=3, reason="length"))
-    async with servers(streaming(*WHOLE), streaming(*new)) as made:
-        for server in made:
-            async with engine_at(server) as engine:
-                outputs = await collect(engine)
-                assert [o.token_ids for o in outputs] == [[1], [1, 2], [1, 2, 3]]
-                assert outputs[-1].meta_info["finish_reason"] == {"type": "length"}
-                assert engine.pool.workers[0].progress > 0
-
-
 @pytest.mark.parametrize(
     "fault", [die, streaming(end=False), streaming(), streaming(b"nonsense"), first(*[(503, {})] * 9)]
 )
@@ -437,18 +362,6 @@ async def test_a_stream_that_breaks_later_ends_like_an_aborted_one(end: bool) ->
         assert "stream" in outputs[-1].meta_info["finish_reason"]["message"]
         assert engine.take_metrics()["engine/broken_streams"] == 1
         assert made[1].asked("/generate") == []
-
-
-async def test_a_stream_of_a_server_that_is_taken_out() -> None:
-    async def stuck(server: Server, request: Any, body: Any, before: int) -> Any:
-        return await sse(request, WHOLE[0], last=hang(server, request, body, before))
-
-    async with servers(generating(stuck)) as (server,), engine_at(server) as engine:
-        stream = engine.stream([3], {})
-        assert (await anext(stream)).token_ids == [1]
-        engine.pool.set_state(engine.pool.workers[0], WorkerState.QUARANTINED, "hung")
-        last = await asyncio.wait_for(anext(stream), 30)
-        assert (last.token_ids, last.meta_info["finish_reason"]["type"]) == ([1], "abort")
 
 
 async def test_errors_in_a_stream_and_leaving_it() -> None:
@@ -533,13 +446,6 @@ async def test_a_router_that_is_down_or_failing_is_gone_round(monkeypatch: pytes
             assert client.counts["bypassed_router"] == 5
 
 
-async def test_a_refusal_by_the_router_is_final() -> None:
-    async with servers(first((422, {"error": "no"})), well) as (front, worker), Setup(front, worker) as client:
-        with pytest.raises(EngineError, match="422"):
-            await client.generate([3], {})
-        assert worker.asked("/generate") == []
-
-
 async def test_a_wrong_version_through_the_router() -> None:
     async with servers(version("4"), version("5")) as (front, worker):
         setup = Setup(front, worker)
@@ -548,43 +454,6 @@ async def test_a_wrong_version_through_the_router() -> None:
             assert (await client.generate([3], {})).token_ids == [1]
             assert (setup.checked, client.counts["wrong_version_answers"], setup.failures) == (1, 1, 0)
             assert setup.pool.workers[0].state is WorkerState.READY
-
-
-async def test_cancelling_behind_a_router_tells_every_server() -> None:
-    async with servers(generating(hang), well, well) as (front, *made), Setup(front, *made) as client:
-        task = asyncio.create_task(client.generate([3], {}, rid="r"))
-        await until(lambda: front.asked("/generate"))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert [s.asked("/abort_request") for s in made] == [[{"rid": "r~"}]] * 2
-
-
-@pytest.mark.parametrize("owned", [False, True])
-async def test_a_server_of_others_that_hangs_behind_the_router(owned: bool) -> None:
-    """Nobody will kill it, so its requests would wait until their deadline."""
-    async with servers(generating(hang), well, well) as (front, *made):
-        setup = Setup(front, *made)
-        async with setup as client:
-            task = asyncio.create_task(client.generate([3], {}))
-            await until(lambda: front.asked("/generate"))
-            setup.pool.workers[0].owned = owned
-            setup.pool.set_state(setup.pool.workers[0], WorkerState.QUARANTINED, "hung")
-            done, _ = await asyncio.wait({task}, timeout=0.3 if owned else 30.0)
-            assert bool(done) is not owned
-            if done:
-                assert (await task).token_ids == [2]
-            assert setup.failures == 0
-            task.cancel()
-
-
-async def test_streams_through_the_router() -> None:
-    async with servers(streaming(*WHOLE), streaming(*WHOLE)) as (front, worker), Setup(front, worker) as client:
-        assert [o.token_ids async for o in client.stream([3], {})] == [[1], [1, 2], [1, 2, 3]]
-        assert worker.asked("/generate") == []
-        await front.stop()
-        assert [o.token_ids async for o in client.stream([3], {})] == [[1], [1, 2], [1, 2, 3]]
-        assert len(worker.asked("/generate")) == 1
 
 
 async def test_prefill_and_decode_servers_are_never_asked_directly() -> None:
@@ -600,3 +469,157 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     engine = HttpEngine(Args(rollout_external_engine_addrs=["127.0.0.1:9"], rollout_timeout=5.0))
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
         await engine.start()
+
+
+# -- engine ----------------------------------------------------------------------------------------------
+
+
+async def test_the_workers_of_a_router_are_found_and_requests_go_through_it() -> None:
+    async with servers(well, well) as (worker, front):
+
+        async def router(server: Server, request: Any, body: Any, before: int) -> Any:
+            workers = {"workers": [{"url": worker.url, "id": "u", "is_healthy": True}]}
+            return workers if request.path == "/workers" else await well(server, request, body, before)
+
+        front.react = router
+        host, port = front.address.split(":")
+        engine = HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port)))
+        await engine.start()
+        assert await engine.address() == (host, int(port))
+        assert (await engine.generate([3], {})).token_ids == [1]
+        await engine.abort()
+        await engine.stop()
+        assert [path for path, _, _ in front.calls] == ["/workers", "/generate"]
+        assert worker.asked("/generate") == []
+        assert worker.asked("/abort_request") == [{"abort_all": True}]
+
+
+async def test_an_address_without_a_list_of_workers_is_a_server() -> None:
+    async def lonely(server: Server, request: Any, body: Any, before: int) -> Any:
+        return (404, {}) if "workers" in request.path else await well(server, request, body, before)
+
+    async with servers(lonely) as (server,):
+        host, port = server.address.split(":")
+        engine = HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port)))
+        await engine.start()
+        await engine.start()  # safe twice
+        assert engine.router is None
+        assert (await engine.generate([3], {})).token_ids == [0]
+        await engine.stop()
+        await engine.stop()
+        with pytest.raises(EngineError, match="start"):
+            await engine.generate([3], {})
+
+
+async def test_settings_that_make_no_sense() -> None:
+    async def nobody(*_: Any) -> Any:
+        return {"workers": []}
+
+    with pytest.raises(ConfigError, match="--rollout-external-engine-addrs"):
+        await HttpEngine(Args()).start()
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        await HttpEngine(Args(rollout_external_engine_addrs=["localhost"])).start()
+    with pytest.raises(EngineError, match="start"):
+        await HttpEngine(Args(rollout_external_engine_addrs=["a:1"])).generate([1], {})
+    async with servers(nobody) as (front,):
+        host, port = front.address.split(":")
+        with pytest.raises(EngineError, match="has no workers"):
+            await HttpEngine(Args(sglang_router_ip=host, sglang_router_port=int(port))).start()
+
+
+# -- control ---------------------------------------------------------------------------------------------
+
+
+def at(path: str, *given: Any, then: Reaction = well) -> Reaction:
+    """These answers at `path`, one after the other; `then` afterwards and elsewhere."""
+
+    async def react(server: Server, request: Any, body: Any, before: int) -> Any:
+        mine = request.path == path and before < len(given)
+        reaction = given[before] if mine else None
+        if callable(reaction):
+            return await reaction(server, request, body, before)
+        return reaction if mine else await then(server, request, body, before)
+
+    return react
+
+
+async def test_every_server_is_told() -> None:
+    async with servers(well, well, well) as made, engine_at(*made) as engine:
+        await engine.abort("x")
+        await engine.abort()
+        await engine.pause("retract")
+        assert engine.pool.paused
+        await engine.resume()
+        assert not engine.pool.paused
+        await engine.flush_cache()
+        await engine.release_memory()
+        assert engine.pool.paused
+        await engine.resume_memory(["weights"])
+        assert engine.pool.paused
+        await engine.resume_memory(["kv_cache"])
+        assert not engine.pool.paused
+        for server in made:
+            assert server.asked("/abort_request") == [{"rid": "x~"}, {"abort_all": True}]
+            assert server.asked("/pause_generation") == [{"mode": "retract"}]
+            assert len(server.asked("/continue_generation")) == len(server.asked("/flush_cache")) == 1
+            assert server.asked("/release_memory_occupation") == [{}]
+            assert server.asked("/resume_memory_occupation") == [{"tags": ["weights"]}, {"tags": ["kv_cache"]}]
+
+
+async def test_pause_modes() -> None:
+    refusing = at("/pause_generation", (422, {"error": {"message": "mode: unexpected value"}}))
+    async with servers(refusing) as (server,), engine_at(server) as engine:
+        with pytest.raises(EngineError, match="'sideways'; allowed: abort, in_place, retract"):
+            await engine.pause("sideways")
+        assert server.asked("/pause_generation") == []
+        with pytest.raises(EngineError, match=r"does not take pause mode 'retract'.*unexpected value"):
+            await engine.pause("retract")
+        assert engine.pool.workers[0].state is WorkerState.READY
+
+
+@pytest.mark.parametrize("recovering", [True, False])
+async def test_a_server_that_fails_what_must_reach_all_is_taken_out(recovering: bool) -> None:
+    failing = at("/pause_generation", *[die] * 4)
+    async with servers(failing, well) as (bad, good), engine_at(bad, good) as engine:
+        await_all(engine.pool, recovering)
+        if recovering:
+            await engine.pause()
+        else:
+            with pytest.raises(EngineError, match=bad.address):
+                await engine.pause()
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+        assert good.asked("/pause_generation") == [{"mode": "in_place"}]
+        await engine.resume()
+        assert bad.asked("/continue_generation") == []
+
+
+async def test_a_server_that_an_earlier_run_left_paused_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def paused(server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/health" and not server.asked("/continue_generation"):
+            return 503, b""
+        return await well(server, request, body, before)
+
+    async with servers(paused, well) as made, engine_at(*made) as engine:
+        assert len(engine.pool.ready) == 2
+        assert [len(server.asked("/continue_generation")) for server in made] == [1, 0]
+    (told,) = [message for message in caplog.messages if "its weights may be a mixture" in message]
+    assert made[0].url in told
+
+
+async def test_a_server_that_takes_no_abort_is_brought_back_or_told_of() -> None:
+    async with servers(at("/abort_request", *[die] * 99), well) as made, engine_at(*made) as engine:
+        with pytest.raises(EngineError, match="abort_request"):
+            await engine.abort()
+        assert len(engine.pool.ready) == 2
+        await_all(engine.pool)
+        await engine.abort()
+        assert [w.state.value for w in engine.pool.workers] == ["quarantined", "ready"]
+
+
+async def test_servers_of_another_version_are_taken_out() -> None:
+    async with servers(well, at("/model_info", {"weight_version": "0"})) as made, engine_at(*made) as engine:
+        await engine.check_versions()
+        assert len(engine.pool.ready) == 2  # none is wanted
+        engine.pool.version_wanted = 1
+        await engine.check_versions()
+        assert [w.reason for w in engine.pool.workers] == ["", "reports weight version '0', wanted is 1"]

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from slime_engine_http.api import transport
-from slime_engine_http.api.transport import Http, backoff
+from slime_engine_http.api.router import Router
+from slime_engine_http.api.transport import Http
+from slime_engine_http.api.worker import Worker
 
 from slime_core.errors import ConfigError, EngineError
-from tests.unit.engines.sglang.api.servers import Reaction, die, servers, sse
+from tests.unit.engines.sglang.api.servers import Reaction, Server, die, servers
 
 
 @asynccontextmanager
@@ -26,23 +28,6 @@ def first(*statuses: int) -> Reaction:
         return (statuses[before], {"error": {"message": f"no {before}"}}) if before < len(statuses) else {"ok": True}
 
     return react
-
-
-async def test_busy_answers_are_tried_again_and_what_was_asked_is_sent() -> None:
-    async with servers(first(503, 429, 500)) as (server,), http() as client:
-        answer = await client.send("POST", server.url, "/x", {"a": [1]}, headers={"X-Key": "k"})
-        assert answer.object() == {"ok": True}
-        assert server.asked("/x") == [{"a": [1]}] * 4
-        assert server.calls[0][2]["x-key"] == "k"
-
-
-@pytest.mark.parametrize(("statuses", "calls"), [((400,), 1), ((404,), 1), ((422,), 1), ((502,) * 9, 4)])
-async def test_refusals_are_final_and_patience_ends(statuses: tuple[int, ...], calls: int) -> None:
-    async with servers(first(*statuses)) as (server,), http() as client:
-        with pytest.raises(EngineError, match=f"{server.address}/x: status {statuses[0]}: no {calls - 1}") as caught:
-            await client.send("GET", server.url, "/x")
-        assert (caught.value.status, caught.value.url, caught.value.reached) == (statuses[0], f"{server.url}/x", True)
-        assert len(server.calls) == calls
 
 
 async def test_what_may_have_been_done_is_not_done_again() -> None:
@@ -61,54 +46,10 @@ async def test_what_may_have_been_done_is_not_done_again() -> None:
         assert (await client.send("POST", server.url, "/update", {}, repeat=False)).status == 200
 
 
-def test_delays_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_S", 0.2)
-    for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, 5.0)):
-        delays = [backoff(attempt) for _ in range(200)]
-        assert most / 2 <= min(delays) <= max(delays) <= most
-        assert max(delays) - min(delays) > 0.2 * most
-
-
-async def test_the_environments_proxy_is_not_used_and_the_settings_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with servers(first(), first()) as (target, proxy), http() as client, http(proxy=proxy.url) as proxied:
-        monkeypatch.setenv("http_proxy", proxy.url)
-        await client.send("GET", target.url, "/x")
-        assert (len(target.calls), len(proxy.calls)) == (1, 0)
-        await proxied.send("GET", target.url, "/x")
-        assert (len(target.calls), len(proxy.calls)) == (1, 1)
-
-
-async def test_an_answer_that_is_no_json() -> None:
-    async def text(*_: Any) -> Any:
-        return 200, b"Cache flushed."
-
-    async with servers(text) as (server,), http() as client:
-        answer = await client.send("GET", server.url, "/x")
-        assert answer.object() == {}
-        with pytest.raises(EngineError, match="Cache flushed"):
-            answer.json()
-
-
 async def read(client: Http, url: str, seen: list[bytes]) -> None:
     async with client.events(url, "/s", {}) as response:
         async for line in transport.lines(response.content):
             seen.append(line)
-
-
-async def test_events_carry_refusals_and_broken_connections() -> None:
-    async def react(server: Any, request: Any, body: Any, before: int) -> Any:
-        return (400, {"error": {"message": "bad"}}) if before == 0 else await sse(request, {"n": 1}, end=False)
-
-    async with servers(react) as (server,), http() as client:
-        with pytest.raises(EngineError, match="status 400: bad") as caught:
-            async with client.events(server.url, "/s", {}):
-                raise AssertionError
-        assert caught.value.status == 400
-        seen: list[bytes] = []
-        with pytest.raises(EngineError, match="stream broke") as caught:
-            await read(client, server.url, seen)
-        assert caught.value.status == 200  # there was an answer
-        assert seen[0] == b'data: {"n": 1}'
 
 
 async def test_before_open_and_addresses() -> None:
@@ -131,15 +72,6 @@ async def test_before_open_and_addresses() -> None:
             transport.server_url(wrong)
 
 
-async def test_a_call_that_no_server_could_take_names_none() -> None:
-    async with servers(first()) as (server,), http() as client:
-        for body, headers in (({"a": object()}, None), ({"a": 2**70}, None), ({}, {"X-Key": "a\nb"})):
-            with pytest.raises(EngineError, match="not to be sent") as caught:
-                await client.send("POST", server.url, "/x", body, headers=headers)
-            assert caught.value.url is None
-        assert server.calls == []
-
-
 async def test_a_host_that_does_not_answer_to_a_connection_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "CONNECT_TIMEOUT_S", 0.1)
     with socket.socket() as full:  # nobody accepts, and its queue is full
@@ -158,3 +90,85 @@ async def test_a_host_that_does_not_answer_to_a_connection_is_not_waited_for(mon
                 with pytest.raises(EngineError, match=r"[Tt]imeout") as caught:
                     await read(client, url, [])
                 assert (caught.value.reached, caught.value.status) == (False, None)
+
+
+# -- router ----------------------------------------------------------------------------------------------
+
+W = "http://127.0.0.1:1234"
+
+
+class Workers:
+    """`/workers`, which does what it is told two looks later."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, dict[str, Any]] = {}
+        self.coming: list[Any] = []
+
+    async def __call__(self, server: Server, request: Any, body: Any, before: int) -> Any:
+        if request.path == "/workers" and request.method == "POST":
+            self.coming = [body, body]
+            return 202, {"status": "accepted"}
+        if request.path == "/workers":
+            if self.coming:
+                body = self.coming.pop()
+                self.workers[body["url"]] = {**body, "id": "u-1", "is_healthy": not self.coming}
+            return {"workers": list(self.workers.values()), "total": len(self.workers)}
+        if request.path == "/workers/u-1" and request.method == "DELETE":
+            self.workers.clear()
+            return 202, {}
+        return 404, {"error": "no such path"}
+
+
+async def test_adding_listing_and_removing() -> None:
+    http = Http()
+    await http.open()
+    async with servers(Workers()) as (front,):
+        router = Router(http, front.url)
+        assert await router.list_workers() == []
+        await router.add_worker(Worker(W, role="prefill"))
+        assert await router.list_workers() == [W]
+        assert front.asked("/workers")[1] == {"url": W, "worker_type": "prefill"}
+        await router.remove_worker(W)
+        assert await router.list_workers() == []
+        await router.remove_worker(W)
+        await router.add_worker(Worker(W, role="prefill", bootstrap_port=8998))
+        assert front.asked("/workers")[-2 if front.asked("/workers")[-1] else -1] is None
+        sent = [body for body in front.asked("/workers") if body]
+        assert sent[-1] == {"url": W, "worker_type": "prefill", "bootstrap_port": 8998}
+    await http.close()
+
+
+async def test_a_worker_that_never_gets_healthy() -> None:
+    async def never(server: Server, request: Any, body: Any, before: int) -> Any:
+        return (202, {}) if request.method == "POST" else {"workers": [{"url": W, "is_healthy": False, "id": "u"}]}
+
+    http = Http()
+    await http.open()
+    async with servers(never) as (front,):
+        with pytest.raises(EngineError, match=f"worker {W}: the router has not found it healthy after 0 s"):
+            await Router(http, front.url).add_worker(Worker(W), timeout=0.2)
+        with pytest.raises(EngineError, match="the router still has it"):
+            await Router(http, front.url).remove_worker(W, timeout=0.2)
+    await http.close()
+
+
+async def test_a_router_before_0_3_is_refused() -> None:
+    async def old(server: Server, request: Any, body: Any, before: int) -> Any:
+        return {"urls": []} if request.path == "/list_workers" else (404, {})
+
+    async with servers(old) as (front,), Http() as http:
+        with pytest.raises(ConfigError, match=r"is older than sglang-router 0\.3"):
+            await Router(http, front.url).list_workers()
+
+
+def request(**fields: Any) -> dict[str, Any]:
+    return {"input_ids": [1], "rid": "r", "return_logprob": True, "sampling_params": {}} | fields
+
+
+async def test_a_call_that_no_server_could_take_names_none() -> None:
+    async with servers(first()) as (server,), http() as client:
+        for body, headers in (({"a": object()}, None), ({"a": 2**70}, None), ({}, {"X-Key": "a\nb"})):
+            with pytest.raises(EngineError, match="not to be sent") as caught:
+                await client.send("POST", server.url, "/x", body, headers=headers)
+            assert caught.value.url is None
+        assert server.calls == []

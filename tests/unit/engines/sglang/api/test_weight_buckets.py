@@ -1,12 +1,183 @@
-"""Tensors -> buckets and back."""
+"""Memory that other processes open: it is what was written, and it is gone afterwards."""
 
 from __future__ import annotations
 
+import base64
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
+import torch.multiprocessing
 from slime_engine_http.weights.buckets import Buffers, group_tensors
+from slime_engine_http.weights.shared_memory import SHM, Register, SharedBuffer, message, remove_leftovers
 
 from slime_core.errors import WeightSyncError
+
+
+def mine() -> list[str]:
+    return [name for name in os.listdir(SHM) if name.startswith(f"torch_{os.getpid()}_")]
+
+
+READER = """
+import base64, pickle, sys
+bucket = pickle.loads(base64.b64decode(sys.stdin.read()))
+print(bucket["flattened_tensor"].tolist(), bucket["metadata"][0].name)
+"""
+
+
+@pytest.mark.slow
+def test_another_process_reads_it_and_nothing_is_left() -> None:
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    buffer = SharedBuffer(3)
+    buffer.tensor.copy_(torch.tensor([1, 2, 3]))
+    buffer.lend(1)
+    text = message(buffer.tensor, [types.SimpleNamespace(name="w")])
+    read = subprocess.run([sys.executable, "-c", READER], input=text, text=True, capture_output=True, check=True)
+    assert read.stdout == "[1, 2, 3] w\n"
+    assert mine()
+    buffer.free()
+    assert not mine()
+    assert torch.multiprocessing.get_sharing_strategy() == strategy
+
+
+def test_a_reader_may_outlive_it() -> None:
+    buffer = SharedBuffer(3)
+    buffer.tensor.fill_(7)
+    buffer.lend(1)
+    read = pickle.loads(base64.b64decode(message(buffer.tensor, [])))["flattened_tensor"]
+    buffer.free()
+    assert read.tolist() == [7, 7, 7]
+    del read
+    assert not mine()
+
+
+def test_memory_that_is_not_there_is_an_error_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(SHM)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(WeightSyncError, match="--shm-size"):
+        SharedBuffer(11)
+
+
+def test_memory_that_another_process_takes_first_is_an_error() -> None:
+    """It was there when it was asked for. A limit of this process's files stands for memory that is out."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(WeightSyncError, match=r"--shm-size.*File too large"):
+            SharedBuffer(4 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for name in mine():  # torch's manager removes the name when this process ends
+        assert (SHM / name).stat().st_blocks == 0
+        (SHM / name).unlink()
+
+
+HOLDER = """
+import os, time
+from slime_engine_http.weights.shared_memory import SharedBuffer
+buffer = SharedBuffer(8)
+buffer.lend(2)
+children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+(manager,) = [pid for pid in children if open(f"/proc/{pid}/comm").read().startswith("torch_shm")]
+print(buffer._handle, manager, flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("manager_too", [False, True])
+def test_memory_of_a_killed_process_goes_at_once_or_with_the_next_run(manager_too: bool) -> None:
+    """torch's manager removes it; when everything was killed, as by a batch system, the next run does."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        handle, manager = process.stdout.readline().split()
+        assert (SHM / handle).exists()
+        if manager_too:
+            os.kill(int(manager), signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    if manager_too:  # unless another test of this moment was that next run
+        remove_leftovers(SHM)
+        assert not (SHM / handle).exists()
+    else:
+        deadline = time.monotonic() + 60
+        while (SHM / handle).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        remove_leftovers(SHM)
+
+
+# -- names of dead processes --------------------------------------------------------------------------------
+
+REGISTERED = """
+import sys
+from pathlib import Path
+from slime_engine_http.weights.shared_memory import Register
+folder = Path(sys.argv[1])
+register = Register(folder)
+for name in ("first", "second"):
+    (folder / name).touch()
+    register.enter(name)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has entered two names."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", REGISTERED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def names(folder: Path) -> set[str]:
+    return {name for name in os.listdir(folder) if not name.startswith("slime-")}
+
+
+def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "foreign").touch()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == {"foreign", "first", "second"}
+    holder.kill()
+    holder.wait()
+    mine = Register(tmp_path)
+    (tmp_path / "mine").touch()
+    mine.enter("mine")
+    assert names(tmp_path) == {"foreign", "mine"}
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == {"foreign", "mine"}
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_well_leaves_no_file(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert len(list(tmp_path.glob("slime-*"))) == 1
+    holder.communicate(timeout=30)
+    assert list(tmp_path.glob("slime-*")) == []
+
+
+# -- tensors -> buckets and back -------------------------------------------------------------------------
 
 
 def named(*sizes: int, dtype: torch.dtype = torch.uint8) -> list[tuple[str, torch.Tensor]]:
@@ -22,18 +193,6 @@ def test_groups_hold_so_many_bytes(sizes: tuple[int, ...], groups: list[int]) ->
     assert [len(run) for run, _ in found] == groups
     assert [last for _, last in found] == [False] * (len(groups) - 1) + [True]
     assert [name for run, _ in found for name, _ in run] == [f"t{i}" for i, size in enumerate(sizes) if size]
-
-
-def test_tensors_are_drawn_one_bucket_at_a_time() -> None:
-    drawn = []
-
-    def weights():
-        for name, tensor in named(3, 3, 3, 3):
-            drawn.append(name)
-            yield name, tensor
-
-    next(iter(group_tensors(weights(), 6)))
-    assert drawn == ["t0", "t1", "t2"]
 
 
 def test_a_name_that_comes_again_is_an_error_wherever_it_does() -> None:
@@ -54,39 +213,3 @@ def test_dtypes_of_quantized_models_arrive_bit_by_bit(dtype: torch.dtype, shared
     assert torch.equal(found["turned"].view(torch.uint8), given.t().contiguous().view(torch.uint8))
     del found, bucket
     buffers.free()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_every_slice_is_aligned_and_holds_its_tensor(shared: bool) -> None:
-    given = [
-        ("a", torch.tensor([1], dtype=torch.int8)),
-        ("b", torch.randn(3, 2).t()),
-        ("c", torch.randn(5).bfloat16()),
-        ("d", torch.randn((), dtype=torch.float64)),
-    ]
-    buffers = Buffers(shared=shared, keep=False)
-    bucket = buffers.fill(given)
-    assert all(s.start % s.dtype.itemsize == 0 for s in bucket.slices)
-    found = dict(bucket.named())
-    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in given)
-    assert bucket.nbytes == 1 + 24 + 10 + 8
-    del found, bucket
-    buffers.free()
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_memory_is_used_again_unless_buckets_are_kept(keep: bool) -> None:
-    buffers = Buffers(shared=True, keep=keep)
-    first = buffers.fill(named(8))
-    place = first.flat.data_ptr()
-    second = buffers.fill(named(4))
-    assert (second.flat.data_ptr() == place) is not keep
-    assert second.nbytes == 4
-    for bucket in (first, second) if keep else ():
-        bucket.free()
-    buffers.free()
-
-
-def test_nothing_to_send_is_an_error() -> None:
-    with pytest.raises(WeightSyncError, match="no weights"):
-        list(group_tensors(named(0, 0), 6))

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from slime_engine_http.api.engine import HttpEngine
-from slime_engine_http.api.transport import server_url
 from slime_engine_http.api.worker import WorkerState
 from slime_weight_transport_delta.puller import Puller, serve
 from slime_weight_transport_delta.writer import DeltaWriter
@@ -87,42 +86,6 @@ def states(engine: HttpEngine) -> list[WorkerState]:
     return [worker.state for worker in engine.pool.workers]
 
 
-async def test_every_host_brings_its_own_copy(tmp_path: Path, writer: DeltaWriter) -> None:
-    reactions = [Engine(), Engine()]
-    async with (
-        servers(*reactions) as made,
-        pullers(tmp_path, *[[s.url] for s in made]) as addresses,
-        http_engine(made, addresses) as engine,
-    ):
-        assert engine.weight_transports[-1] == "delta"
-        for version in (1, 2):
-            await engine.update_weights_from_delta(writer.root, version)
-            assert engine.pool.version_wanted == version
-        for number, server in enumerate(made):
-            local = tmp_path / f"local{number}"
-            wanted = [
-                {"model_path": str(local), "weight_version": v, "flush_cache": False} for v in ("1", "2")
-            ]  # flushed by the round, as SGLang ends on a flush that it cannot do
-            assert server.asked("/update_weights_from_disk") == wanted
-            assert torch.equal(load_file(local / "model.safetensors")["a"], torch.arange(400.0))
-            steps = [s for s in reactions[number].steps if "generation" in s or "update" in s or "flush" in s]
-            once = ["/pause_generation", "/update_weights_from_disk", "/flush_cache", "/continue_generation"]
-            assert steps == once * 2
-
-
-async def test_servers_of_ours_flush_by_themselves(tmp_path: Path, writer: DeltaWriter) -> None:
-    async with (
-        servers(Engine("slime 0.1.0")) as made,
-        pullers(tmp_path, []) as addresses,  # one that loads whatever a request names
-        http_engine(made, addresses) as engine,
-    ):
-        assert engine.weight_transports == ("disk", "delta")
-        await engine.update_weights_from_delta(writer.root, 2)
-        assert made[0].asked("/update_weights_from_disk") == [
-            {"model_path": str(tmp_path / "local0"), "weight_version": "2"}
-        ]
-
-
 @pytest.mark.parametrize("fault", ["refuses", "lies"])
 async def test_only_the_engine_that_failed_is_quarantined(tmp_path: Path, writer: DeltaWriter, fault: str) -> None:
     good, bad = Engine(), Engine()
@@ -141,35 +104,6 @@ async def test_only_the_engine_that_failed_is_quarantined(tmp_path: Path, writer
         await engine.catch_up(engine.pool.workers[1])
         assert bad.version == "2"
         assert engine.pool.workers[1].weight_version == 2
-
-
-async def test_without_tolerance_the_run_ends(tmp_path: Path, writer: DeltaWriter) -> None:
-    good, bad = Engine(), Engine()
-    bad.refuses = "out of memory"
-    async with (
-        servers(good, bad) as made,
-        pullers(tmp_path, [s.url for s in made]) as addresses,
-        http_engine(made, addresses) as engine,
-    ):
-        with pytest.raises(WeightSyncError, match=r"weight version 1 by delta, pulling the delta: .*out of memory"):
-            await engine.update_weights_from_delta(writer.root, 1)
-        assert engine.pool.version_wanted is None
-
-
-async def test_a_version_that_is_not_there_says_so(tmp_path: Path, writer: DeltaWriter) -> None:
-    async with (
-        servers(Engine()) as made,
-        pullers(tmp_path, [made[0].url]) as addresses,
-        http_engine(made, addresses) as engine,
-    ):
-        with pytest.raises(WeightSyncError, match=r"puller .*weight version 5 is not in"):
-            await engine.update_weights_from_delta(writer.root, 5)
-
-
-async def test_a_dead_puller_is_named(tmp_path: Path, writer: DeltaWriter) -> None:
-    async with servers(Engine()) as made, http_engine(made, ["127.0.0.1:9"]) as engine:
-        with pytest.raises(WeightSyncError, match=r"puller http://127.0.0.1:9"):
-            await engine.update_weights_from_delta(writer.root, 1)
 
 
 async def test_an_engine_that_no_puller_knows_is_named(tmp_path: Path, writer: DeltaWriter) -> None:
@@ -193,13 +127,6 @@ async def catch_up(engine: HttpEngine, number: int) -> None:
         await engine.catch_up(engine.pool.workers[number])
     except Exception as error:
         raise WeightSyncError(str(error)) from error
-
-
-def test_addresses() -> None:
-    flag = "--update-weight-puller-addrs"
-    assert server_url("node1:30100", flag) == server_url("http://node1:30100/", flag) == "http://node1:30100"
-    with pytest.raises(ConfigError, match=f"{flag} 'node1': expected HOST:PORT"):
-        server_url("node1", flag)
 
 
 def _settings(*flags: str) -> Settings:

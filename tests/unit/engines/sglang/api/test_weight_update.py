@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,12 +18,11 @@ from slime_engine_http.api.control import Control
 from slime_engine_http.api.transport import Http
 from slime_engine_http.api.worker import Worker, WorkerPool, WorkerState
 from slime_engine_http.weights import distributed
-from slime_engine_http.weights.buckets import Buffers
 from slime_engine_http.weights.update import WeightUpdates
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, WeightSyncError
-from tests.unit.engines.sglang.api.servers import Server, die, hang, servers
+from tests.unit.engines.sglang.api.servers import Server, die, engine_at, hang, servers
 from tests.unit.engines.sglang.api.weight_servers import WeightServer
 
 BOTH = pytest.mark.parametrize("transport", ["tensor", "distributed"])
@@ -191,48 +189,6 @@ async def test_a_trainer_that_fails_in_the_middle_leaves_nobody_serving(transpor
         assert (s.pool.version_wanted, s.pool.version_coming) == (None, None)
 
 
-async def test_a_session_that_somebody_left_open_is_closed_first() -> None:
-    async with setup(WeightServer("0.5.23")) as s:
-        s.rules[0].session = True
-        await s.push("tensor", 1)
-        assert same(s.rules[0].weights, 1)
-        assert not s.rules[0].session
-
-
-async def test_the_event_loop_goes_on_while_a_bucket_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    fill, loop_ran = Buffers.fill, threading.Event()
-
-    def wait_for_the_loop(self: Buffers, named: Any) -> Any:
-        loop.call_soon_threadsafe(loop_ran.set)
-        assert loop_ran.wait(60), "the loop stood still"
-        return fill(self, named)
-
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(Buffers, "fill", wait_for_the_loop)
-    async with setup(WeightServer()) as s:
-        await s.push("tensor", 1)
-
-
-async def test_a_broadcast_that_nobody_waits_for_any_more_tells_of_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    entered, over = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def broadcast() -> None:
-        loop.call_soon_threadsafe(entered.set)
-        assert over.wait(60)
-        raise RuntimeError("timed out")
-
-    task = asyncio.create_task(distributed._in_thread("slime-7", broadcast))
-    await entered.wait()
-    task.cancel()
-    await asyncio.wait([task])
-    over.set()
-    async with asyncio.timeout(60):
-        while "slime-7, which nobody waited for any more, has ended: timed out" not in caplog.messages:
-            await asyncio.sleep(0.01)
-
-
 async def test_a_server_that_reports_another_version_is_quarantined() -> None:
     async def lies(server: Server, request: Any, body: Any, before: int) -> Any:
         return {"weight_version": "41"}
@@ -251,13 +207,6 @@ async def test_no_server_left_ends_the_update_unless_one_comes_back() -> None:
         s.workers[0].awaited = False
         with pytest.raises(WeightSyncError, match="no engine is left"):
             await s.push("tensor", 2)
-
-
-async def test_the_cache_is_flushed_once_requests_are_over() -> None:
-    async with setup(WeightServer()) as s:
-        s.rules[0].running = 2
-        await s.push("tensor", 1)
-        assert len(s.servers[0].asked("/flush_cache")) == 3
 
 
 async def test_a_cache_that_is_never_free_is_a_failure_but_not_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,21 +234,6 @@ async def test_what_the_caller_paused_stays_paused() -> None:
         await s.push("tensor", 2)
         assert s.servers[0].asked("/pause_generation") == [{"mode": "in_place"}, {"mode": "abort"}]
         assert (s.rules[0].paused, s.rules[0].version) == (None, "2")
-
-
-async def test_quarantine_by_somebody_else_ends_the_wait() -> None:
-    reached = asyncio.Event()
-
-    async def stuck(server: Server, request: Any, body: Any, before: int) -> Any:
-        reached.set()
-        return await hang(server, request, body, before)
-
-    async with setup(WeightServer(update_weights_from_tensor=stuck), update_weight_timeout=600) as s:
-        pushing = asyncio.create_task(s.push("tensor", 1))
-        await reached.wait()
-        await asyncio.to_thread(s.pool.set_state, s.workers[0], WorkerState.QUARANTINED, "no heartbeat")
-        with pytest.raises(WeightSyncError, match="no heartbeat"):
-            await asyncio.wait_for(pushing, 60)
 
 
 async def test_an_update_waits_for_the_server_that_is_being_brought_back() -> None:
@@ -388,37 +322,6 @@ async def test_refused_in_the_middle_nobody_serves_and_nobody_is_waited_for(tran
         assert s.pool.version_wanted is None
 
 
-@ALL
-async def test_one_that_refuses_what_another_takes_is_quarantined(transport: str) -> None:
-    broken = {f"update_weights_from_{transport}": refusing(NO_FILES)}
-    async with setup(WeightServer(**broken), WeightServer(), use_fault_tolerance=True) as s:
-        await s.push(transport, 1)
-        assert [w.state for w in s.workers] == [WorkerState.QUARANTINED, WorkerState.READY]
-        assert s.pool.version_wanted == 1
-
-
-async def test_a_dead_server_is_no_witness_for_the_weights() -> None:
-    dead, living = WeightServer(update_weights_from_disk=die), WeightServer(update_weights_from_disk=refusing(NO_FILES))
-    async with setup(dead, living, use_fault_tolerance=True) as s:
-        with pytest.raises(WeightSyncError, match="refused"):
-            await s.push("disk", 1)
-        assert [w.state for w in s.workers] == [WorkerState.QUARANTINED, WorkerState.READY]
-
-
-async def test_a_server_that_refused_and_reports_another_version_all_the_same_is_quarantined() -> None:
-    async def lies(server: Server, request: Any, body: Any, before: int) -> Any:
-        return {"weight_version": "41"}
-
-    rules = WeightServer(update_weights_from_disk=refusing(NO_FILES))
-    async with setup(rules) as s:
-        await s.push("tensor", 1)
-        rules.broken["/model_info"] = lies
-        with pytest.raises(WeightSyncError, match="the server that answers refused"):
-            await s.push("disk", 2)
-        assert s.workers[0].state is WorkerState.QUARANTINED
-        assert "'41', wanted is 1" in s.workers[0].reason
-
-
 async def test_a_step_that_takes_too_long_names_server_transport_phase_and_setting() -> None:
     """As when its scheduler is frozen and what answers HTTP is not."""
     async with setup(WeightServer(update_weights_from_disk=hang), update_weight_timeout=0.3) as s:
@@ -427,7 +330,65 @@ async def test_a_step_that_takes_too_long_names_server_transport_phase_and_setti
             await s.push("disk", 1)
 
 
-async def test_requests_in_flight_are_told_of_every_pause() -> None:
-    async with setup(WeightServer(), WeightServer()) as s:
-        await s.push("tensor", 1)
-        assert s.pool.interruptions == 2
+# -- servers compared with what was trained, by the checksums that they tell before and after they load i --
+
+
+@asynccontextmanager
+async def checking(tmp_path: Path, *rules: WeightServer, **args: Any) -> AsyncIterator[Setup]:
+    """Servers that have taken version 1."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    given = {"hf_checkpoint": str(model), "run_dir": str(tmp_path / "run"), "check_weight_update_equal": True} | args
+    async with setup(*rules, **given) as s:
+        await s.push("disk" if "slime" in rules[0].software else "tensor", 1)
+        yield s
+
+
+@pytest.mark.parametrize("software", ["0.5.20", "0.5.23"])
+async def test_the_server_that_differs_is_named_and_quarantined(software: str, tmp_path: Path) -> None:
+    async with checking(tmp_path, WeightServer(software), WeightServer(software)) as s:
+        await s.updates.check(weights(1).items())
+        assert [rules.paused for rules in s.rules] == [None, None]
+        assert s.pool.version_wanted == 1
+        s.rules[1].weights["half"][2] += 1
+        with pytest.raises(WeightSyncError, match="serves half otherwise than trained") as raised:
+            await s.updates.check(weights(1).items())
+        good, bad = s.workers
+        assert bad.url in str(raised.value)
+        assert good.url not in str(raised.value)
+        assert bad.state is WorkerState.QUARANTINED
+        assert s.rules[1].paused is not None, "whatever it holds does not serve"
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+async def test_under_fault_tolerance_the_others_go_on(tmp_path: Path) -> None:
+    async with checking(tmp_path, WeightServer(), WeightServer(), use_fault_tolerance=True) as s:
+        for worker in s.workers:
+            worker.awaited = True
+        kept = s.updates.last
+        s.rules[0].weights = dict(weights(2))
+        await s.updates.check(weights(1).items())
+        assert [w.state for w in s.workers] == [WorkerState.QUARANTINED, WorkerState.READY]
+        assert s.updates.last is kept, "for the one that is brought back"
+        await s.updates.catch_up(s.workers[0])
+        assert (s.rules[0].version, s.workers[0].weight_version) == ("1", 1)
+
+
+async def test_a_server_that_cannot_tell_is_refused_at_the_start() -> None:
+    async def unknown(server: Server, request: Any, body: Any, before: int) -> Any:
+        return 404, {}
+
+    async def staged(server: Server, request: Any, body: Any, before: int) -> Any:
+        return {"version": "0.5.23", "tp_size": 1, "pp_size": 2}
+
+    async with servers(WeightServer(weights_checker=unknown)) as (server,):
+        async with engine_at(server):
+            assert server.asked("/weights_checker") == []
+        with pytest.raises(ConfigError, match=f"--check-weight-update-equal: {server.url} does not tell checksums"):
+            async with engine_at(server, check_weight_update_equal=True):
+                pass
+    async with servers(WeightServer(server_info=staged)) as (server,):
+        with pytest.raises(ConfigError, match="is pipeline-parallel"):
+            async with engine_at(server, check_weight_update_equal=True):
+                pass
