@@ -123,9 +123,9 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_generate_function_has_rollout_timeout_whatever_it_catches(deaf: bool) -> None:
     @in_virtual_time
-    async def roll() -> None:
+    async def run() -> None:
         generator = Generator(hangs=[1], deaf=deaf)
-        output = await _roll(_args(group_timeout=None, rollout_timeout=STEP), generator)
+        output = await roll(_args(group_timeout=None, rollout_timeout=STEP), generator)
         first, late = output.samples[0]
         assert (first.status, late.status) == (Sample.Status.COMPLETED, Sample.Status.FAILED)
         reason = "error: not done within --rollout-timeout 0.03 s"
@@ -134,7 +134,7 @@ def test_a_generate_function_has_rollout_timeout_whatever_it_catches(deaf: bool)
         await asyncio.sleep(1)
         assert (late.tokens, late.reward) == ([1], None)
 
-    roll()
+    run()
 
 
 @in_virtual_time
