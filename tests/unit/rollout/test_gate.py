@@ -28,7 +28,7 @@ def lent(hold: Hold, works: Sequence[Callable[[], Awaitable[Any]]]) -> list[asyn
     for work in works:
         place = hold.place()
         runs.append(asyncio.create_task(run(work, place)))
-        runs[-1].add_done_callback(place.leave)
+        runs[-1].add_done_callback(lambda _, place=place: place.leave())
     hold.lend()
     return runs
 

@@ -150,20 +150,6 @@ def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
     assert [s.remove_sample for s in group] == [False, True], "with no token left it counts nowhere, as of old groups"
 
 
-def test_a_sample_cut_off_in_its_reward_starts_afresh() -> None:
-    class Hanging(Scorer):
-        async def score(self, samples, evaluation):
-            if samples[0].group_index == 0:
-                await asyncio.Event().wait()
-            return await super().score(samples, evaluation)
-
-    source = Source()
-    args = rollout_args(over_sampling_batch_size=3, partial_rollout=True, rollout_stop_timeout=0.05)
-    _run(args, source, Generator(), scorer=Hanging())
-    assert [g[0].group_index for g in source.returned] == [0]
-    assert all((s.status, s.response_length) == (Sample.Status.PENDING, 0) for s in source.returned[0])
-
-
 @pytest.mark.parametrize("ends", ["cancelled", "error"])
 def test_a_rollout_that_ends_early_waits_for_no_reward(ends: str) -> None:
     """As ctrl-C does it, or failures in a row; the prompts are given back all the same."""
