@@ -1,11 +1,9 @@
-"""The losses `clip_cov` and `kl_cov`, by definition, over ranks and micro-batches, and on a bandit."""
+"""The losses `clip_cov` and `kl_cov`, by definition, and over ranks and micro-batches."""
 
 from __future__ import annotations
 
 import logging
 import math
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -107,7 +105,7 @@ def test_any_numbers_give_finite_losses(name: str) -> None:
     token = st.tuples(st.floats(-1e15, 1e15), log_prob, log_prob, st.booleans())
     total = sum(batch.response_lengths)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(st.lists(token, min_size=total, max_size=total).filter(lambda tokens: any(mask for *_, mask in tokens)))
     def check(tokens: list[tuple[float, float, float, bool]]) -> None:
         flat = torch.tensor(tokens, dtype=torch.float32)
@@ -156,50 +154,3 @@ def test_settings_that_cannot_work(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         KLCov(args, EstimatorBase(args))
     assert "--loss-type kl_cov with one optimizer step" in caplog.text
-
-
-def entropy_after(name: str | None, chosen: dict[str, float]) -> tuple[float, float]:
-    """Entropy and expected reward of a bandit of eight arms after 60 rollouts of 64 draws, four steps each."""
-    from slime_core.learning.loss import PolicyLoss
-
-    rewards, args = torch.tensor([1.0, 0.9, 0.8, 0.2, 0.1, 0.0, 0.0, 0.0]), args_of(name or "kl_cov", chosen=chosen)
-    loss = LOSSES[name](args, EstimatorBase(args)) if name else PolicyLoss(args, EstimatorBase(args))
-    logits, rng = torch.zeros(8), random.Random(0)
-    for rollout in range(60):
-        arms = rng.choices(range(8), weights=torch.softmax(logits, -1).tolist(), k=64)
-        batch = _pulls(rollout, arms)
-        old = torch.log_softmax(logits, -1)[arms]
-        tensors = TrainTensors(
-            [torch.ones(1) for _ in arms], old_log_probs=list(old.split(1)),
-            advantages=list((rewards[arms] - rewards[arms].mean()).split(1)),
-        )  # fmt: skip
-        step = Denominators(64, 64, True, tuple(range(64)), lambda tensor: tensor)
-        for _ in range(4):
-            leaf = logits.clone().requires_grad_()
-            output = MicroBatchOutput(list(range(64)), torch.log_softmax(leaf, -1)[arms])
-            (gradient,) = torch.autograd.grad(loss.bind(batch, tensors, step)(output)[0], leaf)
-            logits = logits - 0.5 * gradient
-    policy = torch.softmax(logits, -1)
-    return float(-(policy * policy.log()).sum()), float((policy * rewards).sum())
-
-
-def _pulls(rollout: int, arms: Sequence[int]) -> TrainBatch:
-    n = len(arms)
-    return TrainBatch(
-        rollout_id=rollout, tokens=[[0, arm] for arm in arms], response_lengths=[1] * n, loss_masks=[[1]] * n,
-        rewards=[0.0] * n, raw_rewards=[0.0] * n, truncated=[0] * n, sample_indices=list(range(n)),
-        group_indices=[0] * n, rollout_ids=list(range(n)), rollout_mask_sums=[1] * n,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "chosen"),
-    [("clip_cov", {"share": 0.3, "low": 0.0, "high": 5.0}), ("kl_cov", {"share": 0.3, "coef": 2.0})],
-)
-def test_entropy_stays_higher_and_the_reward_still_rises(name: str, chosen: dict[str, float]) -> None:
-    plain, reward = entropy_after(None, {})
-    entropy, controlled = entropy_after(name, chosen)
-    assert entropy > 1.3 * plain
-    assert reward > 0.8
-    assert controlled > 0.6  # 0.375 at the start

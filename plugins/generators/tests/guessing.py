@@ -99,13 +99,6 @@ class Raising(Guess):
         raise RuntimeError("the world is broken")
 
 
-class Closing(Guess):
-    """Its close raises."""
-
-    def close(self) -> None:
-        raise RuntimeError("cannot close")
-
-
 class Chatting(Guess):
     """Observations are chat messages."""
 
@@ -157,12 +150,6 @@ class Two:
 
     def step(self, action: str) -> Any:
         return self.answer
-
-
-class Nan(Two):
-    """Its reward is not a number."""
-
-    answer: ClassVar[Any] = ("seen", float("nan"), True)
 
 
 class Word(Two):

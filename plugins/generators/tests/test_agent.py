@@ -22,12 +22,14 @@ needs_isolation = pytest.mark.skipif(not isolation_here().complete, reason=str(i
 
 
 SCRIPT = """
-import json, sys
-import openai
+import json, os, sys, urllib.request
 
 task = json.load(open("task.json"))
-messages = [{"role": "user", "content": task["prompt"]}]
-answer = openai.OpenAI().chat.completions.create(model="policy", messages=messages).choices[0].message.content
+body = {"model": "policy", "messages": [{"role": "user", "content": task["prompt"]}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+answer = json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["message"]["content"]
 open("answer.txt", "w").write(answer)
 print("asked", file=sys.stderr)
 """
@@ -115,8 +117,8 @@ async def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     ("test_command", "reward"),
     [
         ("echo passed 3 of 4: -1.5e0", -1.5),
-        ("echo 1; exit 1", 0.0),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("echo 0.25", 0.25), ("echo none", 0.0), ("", 0.0)]),
+        pytest.param("echo 1; exit 1", 0.0, marks=pytest.mark.slow),
+        pytest.param("", 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_a_printed_reward_is_the_number_at_the_end(test_command: str, reward: float) -> None:

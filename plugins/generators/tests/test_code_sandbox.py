@@ -58,12 +58,6 @@ def test_state_stays_between_calls_and_observations_are_not_trained_on() -> None
     assert sample.non_generation_time > 0
 
 
-def test_what_code_raises_is_shown() -> None:
-    (sample,) = run(["<code>1/0</code>", "no"], prompt())
-    assert 'File "<code>", line 1, in <module>\nZeroDivisionError: division by zero]' in sample.response
-    assert sample.metadata[STATS]["python"]["errors"] == 1
-
-
 @pytest.mark.slow
 def test_code_that_never_ends_costs_its_state_and_says_so() -> None:
     script = [
@@ -132,13 +126,16 @@ async def test_a_cancelled_sample_leaves_no_sandbox() -> None:
     assert [p.live for p in module._pools[loop].values()] == [0]
 
 
-def test_turns_and_tokens_are_limited() -> None:
+def test_turns_and_tokens_are_limited_and_errors_shown() -> None:
     (sample,) = run(lambda request: "<code>1</code>", prompt(), max_turns=2)
     assert sample.status == SampleStatus.TRUNCATED
     assert sample.response.count("<code>") == 2
     (sample,) = run(["<code>'x' * 100</code>"], prompt(), limit=60)
     assert sample.status == SampleStatus.TRUNCATED
     assert "xxx" not in sample.response
+    (sample,) = run(["<code>1/0</code>", "no"], prompt())
+    assert 'File "<code>", line 1, in <module>\nZeroDivisionError: division by zero]' in sample.response
+    assert sample.metadata[STATS]["python"]["errors"] == 1
     (sample,) = run(["<code>'x' * 1000</code>", "no"], prompt(), output_tokens=20)
     assert " ... (cut)]" in sample.response
 
@@ -150,11 +147,9 @@ def test_turns_and_tokens_are_limited() -> None:
         ("<code>a</code> then", "tag", None),
         ("<code>a</code><code>b</code>", "tag", "b"),
         ("```python\na\n```", "fence", "a"),
-        ("```py\na\n```\n<|im_end|>", "fence", "a"),
         ("```bash\na\n```", "fence", None),
         ("```python\na", "fence", None),
         ("```python\na\n```\n```python\nb\n```\n", "fence", "b"),
-        ("<code>a</code>", "fence", None),
     ],
 )
 def test_code_is_found(turn: str, form: Any, code: str | None) -> None:

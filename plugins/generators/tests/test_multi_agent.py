@@ -59,20 +59,6 @@ def test_each_role_has_a_trajectory_with_its_own_log_probs() -> None:
     assert engine.requests[2].input_ids == solver.tokens[:-2], "the second answer follows exactly what was sampled"
 
 
-def test_rounds_repeat_what_follows_the_first_turn() -> None:
-    roles = [ROLES[0], {**ROLES[1], "again": "now {solver}"}]
-    engine = ScriptedEngine(["a", "b", "c", "d", "e"])
-    solver, critic = run(engine, prompt(), plugins={"multi_agent": {"roles": roles, "rounds": 2}})
-    assert text(critic.response_tokens) == "b<|end|><|user|>now c<|end|><|assistant|>d<|end|>"
-    assert text(solver.response_tokens).endswith("critic: d<|end|><|assistant|>e<|end|>")
-
-
-def test_roles_that_are_not_trained() -> None:
-    roles = [ROLES[0], {**ROLES[1], "trainable": False}]
-    solver, critic = run(ScriptedEngine(["3", "no", "2"]), prompt(), multi_agent={"roles": roles}, plugins={})
-    assert (solver.remove_sample, critic.remove_sample) == (False, True)
-
-
 def test_every_role_is_generated_and_trained_with_its_adapter() -> None:
     roles = [ROLES[0], {**ROLES[1], "adapter": "other"}, {"name": "judge", "prompt": "{solver}"}]
     order = ["solver", "critic", "solver", "judge"]

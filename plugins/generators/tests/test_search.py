@@ -51,17 +51,6 @@ def test_documents_come_back_untrained(corpus: Path) -> None:
     assert sample.metadata["num_turns"] == 2
 
 
-def test_the_best_come_first_and_strangers_not_at_all(corpus: Path) -> None:
-    found = open_corpus(corpus)
-    assert [d.text[:5] for d in found.search("Paris capital", 3)] == ["Paris", "The S", "Lima "] or found.search(
-        "Paris capital", 1
-    )[0].text.startswith("Paris")
-    assert found.search("Seine", 3) == [Document("Rivers", "The Seine flows through Paris; \u00e9t\u00e9.")]
-    assert found.search("zebra", 3) == []
-    assert found.search("the", 3) == []
-    assert len(found) == 3
-
-
 def test_the_index_is_made_once_and_again_for_another_corpus(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     real = corpus_module._make_index
@@ -88,7 +77,6 @@ def test_the_index_is_made_once_and_again_for_another_corpus(corpus: Path, monke
     ("text", "message"),
     [
         ('{"text": "a"}\n{"body": "b"}\n', r"corpus.jsonl:2: a document needs"),
-        ("{\n", r"corpus.jsonl:1: "),
         ("", "no documents in it"),
         (None, "No such file"),
     ],
@@ -99,9 +87,6 @@ def test_a_corpus_that_cannot_be_used(tmp_path: Path, text: str | None, message:
         path.write_text(text)
     with pytest.raises(DataError, match=message):
         run(["<search>a</search>"], corpus=str(path))
-
-
-def test_one_of_corpus_and_url() -> None:
     for options in ({}, {"corpus": "a", "url": "b"}):
         with pytest.raises(ConfigError, match="give one of them"):
             run(["x"], **options)

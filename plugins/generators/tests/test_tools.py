@@ -31,23 +31,6 @@ def prompt() -> Sample:
     return Sample(index=0, tokens=CharTokenizer().encode("1+1="), session_id="abc")
 
 
-def test_the_engine_gets_prompt_params_and_session() -> None:
-    engine = ScriptedEngine(["2"], weight_version=6)
-    sample = run(engine, prompt())
-    (request,) = engine.requests
-    assert request.input_ids == CharTokenizer().encode("1+1=")
-    assert request.sampling_params == {"max_new_tokens": 20, "top_p": 0.9}
-    assert request.session_id == "abc"
-    assert (sample.response, sample.status) == ("2", SampleStatus.COMPLETED)
-    assert sample.weight_versions == ["6"]
-    assert sample.token_weight_versions == [6, 6]
-
-
-def test_a_sample_without_prompt_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="sample 3 has no prompt tokens"):
-        run(ScriptedEngine([]), Sample(index=3, prompt="text"))
-
-
 TOKENIZER = CharTokenizer()
 CALL, SEEN, ANSWER = "<tool>12*34</tool>", "<|tool|>408<|end|><|assistant|>", r"\boxed{408}"
 
@@ -75,14 +58,7 @@ def test_a_call_is_answered_and_not_trained_on() -> None:
     assert sample.non_generation_time > 0
 
 
-@pytest.mark.parametrize("text", ["I could <tool>1+1</tool> but 2", "<tool>1+1", "tool>1+1</tool>", "2"])
-def test_what_is_no_call_is_the_answer(text: str) -> None:
-    engine = ScriptedEngine([text])
-    assert run_tool_use(engine, prompt_tool_use()).status == SampleStatus.COMPLETED
-    assert len(engine.requests) == 1
-
-
-def test_turns_are_limited_by_metadata_then_args() -> None:
+def test_turns_are_limited_by_metadata_then_args_and_by_length() -> None:
     for sample, args, turns in (
         (prompt_tool_use(), {}, 4),
         (prompt_tool_use(), {"max_turns": 2}, 2),
@@ -92,9 +68,6 @@ def test_turns_are_limited_by_metadata_then_args() -> None:
         assert run_tool_use(engine, sample, **args).status == SampleStatus.TRUNCATED
         assert len(engine.requests) == turns
         assert TOKENIZER.decode(sample.response_tokens).endswith(CALL + "<|end|>"), "no observation nobody reads"
-
-
-def test_an_observation_that_does_not_fit_is_left_out() -> None:
     sample = run_tool_use(ScriptedEngine([CALL]), prompt_tool_use(), limit=12)
     assert sample.status == SampleStatus.TRUNCATED
     assert TOKENIZER.decode(sample.response_tokens) == CALL + "<|end|>"
@@ -117,30 +90,19 @@ def test_an_interruption_inside_a_call_is_picked_up(masked: bool) -> None:
     "expression, value",
     [
         ("12*34", "408"),
-        (" 2 + 3 * 4 ", "14"),
         ("-(7 - 10)", "3"),
         ("7/2", "3.5"),
-        ("8/2", "4"),
-        ("7//2", "3"),
-        ("7%4", "3"),
         ("2**10", "1024"),
-        ("123*456", "56088"),
-        ("0.1+0.2", "0.30000000000000004"),
         ("1/0", "error: division by zero"),
         ("1e308*10", "error: number too large"),
         ("9**9**9", "error: exponent too large"),
-        ("(9**999)*(9**999)", "error: number too large"),
         ("10.0**1000", "error: number too large"),
         ("(-8)**0.5", "error: no real value"),
         ("2 +", "error: not arithmetic"),
-        ("", "error: not arithmetic"),
-        ("1\x00", "error: not arithmetic"),
         ("(" * 150, "error: not arithmetic"),
         ("1" * 201, "error: longer than 200 characters"),
         ("__import__('os')", "error: only numbers and + - * / // % ** ( ) are allowed"),
-        ("True+1", "error: only numbers and + - * / // % ** ( ) are allowed"),
         ("'a'*9", "error: only numbers and + - * / // % ** ( ) are allowed"),
-        ("1,000", "error: only numbers and + - * / // % ** ( ) are allowed"),
     ],
 )
 def test_calculator(expression: str, value: str) -> None:
@@ -232,13 +194,6 @@ def test_errors_are_observations(args: Args, turn: str, answer: str, counted: st
     assert (stats["calls"], stats["errors"]) == (1, 1)
 
 
-def test_a_call_that_hangs_is_answered_at_its_deadline(args: Args) -> None:
-    args.tool_timeout = 0.05
-    sample = run_tools(args, ScriptedEngine([call("forever"), "Never mind."]))
-    assert tool_messages(sample) == ["error: forever did not answer within 0.05 s"]
-    assert sample.metadata["tool_stats"]["forever"]["seconds"] >= 0.05
-
-
 def test_results_are_cut_and_calls_are_bounded(args: Args) -> None:
     args.tool_result_tokens, args.max_calls_per_turn = 5, 2
     sample = run_tools(args, ScriptedEngine([call("long", '{"n": 9}') + call("who") + call("who"), "ok"]))
@@ -250,7 +205,7 @@ def test_results_are_cut_and_calls_are_bounded(args: Args) -> None:
     }  # fmt: skip
 
 
-def test_a_rows_own_tools_are_what_it_may_call(args: Args) -> None:
+def test_a_row_may_call_its_own_tools_only(args: Args) -> None:
     own = {"type": "function", "function": {"name": "who", "description": "", "parameters": {"type": "object"}}}
     sample = Sample(index=7, prompt="?", tokens=TOKENIZER_TOOLS.encode("?"), metadata={"tools": [own]})
     run_tools(args, ScriptedEngine([call("broken"), "ok"]), sample)
@@ -308,11 +263,6 @@ def double(x: int) -> int:
     return 2 * x
 
 
-async def later(x: int) -> dict[str, int]:
-    await asyncio.sleep(0)
-    return {"x": x}
-
-
 def broken() -> str:
     raise KeyError("no\nsuch city")
 
@@ -330,11 +280,6 @@ def hang() -> str:
     return "late"
 
 
-async def hang_softly() -> str:
-    await asyncio.Event().wait()
-    return ""
-
-
 def mine(*, sample: Any, args: Any) -> str:
     return f"{sample}{args}"
 
@@ -347,7 +292,6 @@ def call_running(function: Any, deadline: float = 30.0, **arguments: Any) -> Too
     ("function", "arguments", "text", "failed"),
     [
         (double, {"x": 4}, "8", False),
-        (later, {"x": 4}, '{"x": 4}', False),
         (broken, {}, "error: KeyError: 'no\\nsuch city'", True),
         (leaves, {}, "error: RuntimeError: SystemExit: 3", True),
         (surrogate, {}, "?", False),
@@ -358,12 +302,6 @@ def test_results_and_errors_are_text(function: Any, arguments: dict[str, Any], t
     result = call_running(function, **arguments)
     assert (result.text, result.failed) == (text, failed)
     assert result.seconds >= 0
-
-
-@pytest.mark.parametrize("function", [hang, hang_softly])
-def test_a_deadline_ends_the_wait(function: Any) -> None:
-    result = call_running(function, deadline=0.05)
-    assert (result.text, result.failed) == (f"error: {function.__name__} did not answer within 0.05 s", True)
 
 
 def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,16 +316,3 @@ def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (True, False),
         (False, True),
     ]
-
-
-def test_plain_functions_run_at_the_same_time() -> None:
-    meet = threading.Barrier(3)
-
-    def together() -> str:
-        meet.wait(30)
-        return "met"
-
-    async def three() -> list[ToolResult]:
-        return await asyncio.gather(*(call_tool(Tool.of(together), {}, deadline=60) for _ in range(3)))
-
-    assert [result.text for result in asyncio.run(three())] == ["met"] * 3

@@ -92,6 +92,9 @@ def test_a_run_that_fails_fails_alone() -> None:
     assert (one.status, one.reward) == (SampleStatus.COMPLETED, 1.0)
     assert two.status == SampleStatus.FAILED
     assert two.rollout_id == one.rollout_id
+    (sample,) = play(ScriptedEngine(["1", "2"]), env="digit_trouble")
+    assert sample.status == SampleStatus.FAILED
+    assert "a reward that raises" in json.dumps(sample.metadata)
 
 
 def test_samples_at_the_same_time_are_told_apart_and_leave_nothing_behind() -> None:
@@ -107,12 +110,6 @@ def test_samples_at_the_same_time_are_told_apart_and_leave_nothing_behind() -> N
     for number, (sample,) in enumerate(asyncio.run(several())):
         assert f"task {number}." in CharTokenizer().decode(sample.prompt_tokens)
         assert sample.reward == 1.0
-
-
-def test_an_episode_that_fails_is_a_failed_sample() -> None:
-    (sample,) = play(ScriptedEngine(["1", "2"]), env="digit_trouble")
-    assert sample.status == SampleStatus.FAILED
-    assert "a reward that raises" in json.dumps(sample.metadata)
 
 
 @pytest.mark.slow

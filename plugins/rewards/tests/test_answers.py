@@ -7,12 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_rewards.dapo import TAIL, find_answer, normalized, score
+from slime_rewards.dapo import TAIL, find_answer, score
 from slime_rewards.dapo import reward as dapo_reward
 from slime_rewards.deepscaler import equal
-from slime_rewards.deepscaler import normalized as deepscaler_normalized
 from slime_rewards.deepscaler import reward as deepscaler_reward
 from slime_rewards.exact import reward
 from slime_rewards.f1 import f1_score
@@ -95,29 +94,6 @@ def test_labels_that_are_no_text_and_marks_that_are_not_ascii(response: str, lab
 
 
 @sweep(
-    "text, expected",
-    [
-        ("1,234,567", "1234567"),
-        ("42<|im_end|>", "42"),
-        ("  42. ", "42"),
-        ("x = 5", "5"),
-        (r"\text{yes}", "yes"),
-        (r"\frac12", r"\frac{1}{2}"),
-        (r"\sqrt3", r"\sqrt{3}"),
-        (r"45^\circ", "45"),
-        ("007", "7"),
-        ("42.0", "42"),
-        ("4.20", "4.20"),
-        ("1,2", "1,2"),
-        ("12{,}345", "12345"),
-        ("meters", ""),
-    ],
-)
-def test_normalised(text: str, expected: str) -> None:
-    assert normalized(text) == expected
-
-
-@sweep(
     "response, label, correct, pred",
     [
         ("Answer: 1 ... Answer: 2", "2", True, "2"),
@@ -131,6 +107,8 @@ def test_normalised(text: str, expected: str) -> None:
         ("Answer:", "34", False, "[INVALID]"),
         ("Answer: .", ".", False, ""),
         ("Answer: 34", ["33", 34.0], True, "34"),
+        (r"Answer: 1,234,567.0 dollars<|im_end|>", "1234567", True, "1234567"),
+        (r"Answer: \frac12", r"\frac{1}{2}", True, r"\frac{1}{2}"),
         ("Answer: true", True, True, "true"),
         ("Answer: not $34$", "34", False, "not34"),
         (r"Answer: anything but \boxed{34}", "34", False, r"anythingbut\boxed{34}"),
@@ -161,28 +139,6 @@ def test_a_mapping_only_for_those_who_read_it() -> None:
     assert dapo_reward(Args(custom_reward_post_process_path="m.f"), sample) == score("Answer: 7", "seven")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"\frac12", r"\frac{1}{2}"),
-        ("0.5", r"\frac{1}{2}"),
-        (r"45^\circ", "45"),
-        ("3/4", r"\frac{3}{4}"),
-        (r"\sqrt3", r"\sqrt{3}"),
-        ("x = 5", "5"),
-        (r"50\%", "50"),
-        (r"5\text{ cm}^2", "5"),
-        (r"\text{Paris}", "Paris"),
-        ("1,234,567", "1234567"),
-        ("1,2", "1,2"),
-        (r"\left(1, 2\right)", "(1,2)"),
-        ("", ""),
-    ],
-)
-def test_spelling(text: str, expected: str) -> None:
-    assert deepscaler_normalized(text) == expected
-
-
 @sweep(
     "answer, label, expected",
     [
@@ -196,6 +152,9 @@ def test_spelling(text: str, expected: str) -> None:
         ("", "2", False),
         ("", "", False),
         ("Paris", "Paris", True),
+        (r"\frac12", "0.5", True),
+        (r"45^\circ", "x = 45", True),
+        (r"\left(1, 2\right)", "(1,2)", True),
         ("1 or 2", "1, 2", True),
         (r"\{1,2\}", "{1,2}", True),
         (r"5\text{ is wrong}", "5", False),
@@ -253,6 +212,7 @@ def test_an_answer_runs_no_code() -> None:
     assert "SLIME_X" not in os.environ
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="0123456789xy+-*/^(){}[]\\ .,=!", max_size=25))
 def test_odd_mathematics_never_raises(text: str) -> None:
     assert deepscaler_reward(None, Sample(response=rf"</think>\boxed{{{text}}}", label="x+1")) in (0.0, 1.0)

@@ -54,6 +54,7 @@ REWARDS = {
         "examples": [
             ("who?", "the brown fox", "a quick brown fox", 0.8),
             ("who?", "The Quick, brown fox!", "quick brown fox", 1.0),
+            ("who?", "cat", "dog", 0.0),  # the last label is attacked, since parts of it are not paid
         ]
     },
     "gpqa": {

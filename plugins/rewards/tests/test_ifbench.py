@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import string
+import time
 from typing import Any
 
 import pytest
 from slime_rewards.ifbench import CHECKS, NOT_CHECKED, reward
-from slime_rewards.ifbench.text import sentences
 
 from slime_core import Sample
 from slime_core.config import Args
@@ -202,27 +202,10 @@ def test_wrong_instructions_are_the_data_sets_fault(ids: list[str], kwargs: list
         reward(None, sample("a", ids, kwargs))
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("One. Two? Three!", 3),
-        ("Dr. Smith met J. Doe at 5 p.m. on Monday.", 1),
-        ("1. First\n2. Second.", 1),
-        ("Wait... what?!", 2),
-        ("\u3042\u3002\u3044\uff01", 2),
-        ('He said "stop." Then he left.', 2),
-        ("", 0),
-    ],
-)
-def test_sentences(text: str, count: int) -> None:
-    assert len(sentences(text)) == count
-
-
-@pytest.mark.parametrize("text", ["(" * 50_000, "a " * 50_000, "*" * 50_000, "\n" * 50_000, "." * 50_000, '"' * 50_001])
+@pytest.mark.parametrize("text", ["(", "a ", "*", "\n", ".", '"'])
 def test_long_text_takes_no_time(text: str) -> None:
-    import time
-
+    text = text * 15_001
     for ident, kwargs, _, _ in CASES:
-        started = time.monotonic()
+        started = time.process_time()
         reward(None, sample(text, [ident], [kwargs]))
-        assert time.monotonic() - started < 10, ident
+        assert time.process_time() - started < 2, ident

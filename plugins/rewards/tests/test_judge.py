@@ -211,12 +211,6 @@ class E:
     __class__ = list
 f = lambda x: E()
 """,
-    "a list equal to anything": """
-class E(list):
-    __eq__ = __lt__ = __gt__ = lambda s, o: True
-    __hash__ = lambda s: 1
-f = lambda x: E()
-""",
     "more names than were asked for": """
 import slime_rewards.code.remote as remote
 def done(self, request):
@@ -225,10 +219,6 @@ def done(self, request):
         return ["value", ["dict", *map(list, names.items())], ["list"]]
     return ["value", True, ["list", ["list", 1], ["list", 1], ["list", 1]]]
 remote.Peer.done = done
-""",
-    "an answer in no form": """
-import slime_rewards.code.remote as remote
-remote.Peer.done = lambda self, request: ["raised", ["error class", 0, "E", ["mine", 1]], "", ["list"], {}]
 """,
     "replaces what answers": """
 import sys
@@ -251,20 +241,11 @@ def f(x):
     threading.Thread(target=late, daemon=True).start()
     time.sleep(0.2)
 """,
-    "deep value": """
-def f(x):
-    value = []
-    for _ in range(10**5):
-        value = [value]
-    return value
-""",
     "deep message": """
 def f(x):
     write(b"[" * 10**5 + b"]" * 10**5, range(4, 256))
 """,
     "huge value": "f = lambda x: 'x' * (17 << 20)",
-    "exits at the call": "import sys\nf = lambda x: sys.exit(0)",
-    "ends at the call": "f = lambda x: os._exit(0)",
     "raises what a runner takes for skipped": "import unittest\ndef f(x):\n    raise unittest.SkipTest",
 }
 TESTS = [

@@ -167,14 +167,6 @@ def test_proxies_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
             post(JsonClient(attempts=1), "http://inside.example/rm")
 
 
-@pytest.mark.parametrize("value", [float("nan"), object()])
-def test_a_body_that_is_no_json_is_the_callers_mistake(value: Any) -> None:
-    with ScriptedService(answers(1)) as service:
-        with pytest.raises((TypeError, ValueError), match="JSON"):
-            asyncio.run(JsonClient().post(service.url, {"x": value}))
-        assert service.asked == []
-
-
 def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     async def go() -> tuple[Any, int]:
         asked = 0

@@ -200,7 +200,7 @@ def some_calls(draw: st.DrawFn) -> list[ToolCall]:
 
 
 @pytest.mark.parametrize("parser", NAMED, ids=lambda p: p.__name__)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(calls=some_calls(), before=st.sampled_from(["", "I look it up.\n", "<think>hm</think>\n"]))
 def test_what_is_written_is_read(parser: type[ToolParserBase], calls: list[ToolCall], before: str) -> None:
     if parser in WHOLE_TURN and not before.startswith("<"):
@@ -225,7 +225,7 @@ PROSE = st.text("abc <[{.\n\"'", max_size=12) | st.sampled_from(
 
 
 @pytest.mark.parametrize("parser", [*NAMED, Plain], ids=lambda p: p.__name__)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(calls=some_calls(), prose=st.tuples(PROSE, PROSE), thought=st.booleans(), step=st.sampled_from([1, 2, 7]))
 def test_what_streams_is_what_is_read(
     parser: type[ToolParserBase], calls: list[ToolCall], prose: tuple[str, str], thought: bool, step: int

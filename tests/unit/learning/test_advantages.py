@@ -30,15 +30,6 @@ def compute(args: Any, batch: TrainBatch, estimator: Any = None, **columns: Any)
     return compute_advantages(args, batch, tensors, estimator or EstimatorBase(args), lambda tensor: tensor)
 
 
-def test_rewards_become_advantages_and_the_kl_is_zero_without_a_reference() -> None:
-    found = compute(make_args(), make_batch([1.0, -2.0], [[1, 1], [1, 0, 1]]))
-    assert found.advantages is not None
-    assert found.returns is not None
-    assert found.kl is not None
-    assert [a.tolist() for a in found.advantages] == [[1.0, 1.0], [-2.0, -2.0, -2.0]]
-    assert [k.tolist() for k in found.kl] == [[0.0, 0.0], [0.0, 0.0, 0.0]]
-
-
 class TakesKl(EstimatorBase):
     def advantages(self, args: Any, inputs: AdvantageInputs) -> Advantages:
         assert inputs.log_probs is not None
@@ -74,17 +65,6 @@ def test_distillation_is_taken_off_before_whitening() -> None:
     values = torch.tensor([0.5, 1.5, 3.125])
     expected = (values - values.mean()) / values.std()
     torch.testing.assert_close(torch.cat(white.advantages)[:3], expected)
-
-
-def test_estimators_get_the_critics_values() -> None:
-    class Values(EstimatorBase):
-        def advantages(self, args: Any, inputs: AdvantageInputs) -> Advantages:
-            assert inputs.values is not None
-            return Advantages(advantages=inputs.values, returns=inputs.values)
-
-    found = compute(make_args(), make_batch([1.0], [[1, 1]]), Values(make_args()), values=[[0.25, 0.5]])
-    assert found.advantages is not None
-    assert found.advantages[0].tolist() == [0.25, 0.5]
 
 
 def test_a_wrong_shape_names_the_estimator() -> None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from slime_corrections.mis import MismatchImportanceSampling
-from slime_corrections.truncated import IcePop, TruncatedImportanceSampling
+from slime_corrections.truncated import TruncatedImportanceSampling
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, PluginError, TrainError
 from slime_core.estimator import EstimatorBase
 from slime_core.learning.corrector import Corrector
 from slime_core.learning.loss import PolicyLoss
-from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.ops.masking import AllReduce
-from slime_core.protocols import MicroBatchOutput
-from tests.batches import train_batch
+from tests.batches import LossStep
 
 torch.set_num_threads(1)
 
@@ -41,47 +37,8 @@ def make_args(**changes: Any) -> Args:
     return Args(**{**values, **changes})
 
 
-class Step:
-    """One optimizer step of random float64 columns."""
-
-    def __init__(self, seed: int = 0, masks: Sequence[Sequence[int]] = MASKS) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.masks = [list(mask) for mask in masks]
-
-        def column(scale: float = 0.3) -> list[torch.Tensor]:
-            return [torch.randn(len(m), generator=generator, dtype=torch.float64) * scale - 1 for m in masks]
-
-        self.batch = train_batch(masks, 2, rollout_id=7)
-        self.log_probs = [part.requires_grad_() for part in column()]
-        self.tensors = TrainTensors(
-            loss_masks=[torch.tensor(mask, dtype=torch.float64) for mask in masks],
-            rollout_log_probs=column(),
-            old_log_probs=column(),
-            advantages=column(1.0),
-        )
-
-    def denominators(self, per_token: bool = False, all_reduce: AllReduce = lambda t: t) -> Denominators:
-        n = len(self.batch)
-        counts = Denominators.of(self.batch, range(n), per_token=per_token)
-        return replace(counts, positions=tuple(range(n)), all_reduce=all_reduce)
-
-    def run(
-        self, loss: PolicyLoss, splits: Sequence[Sequence[int]] | None = None, per_token: bool = False
-    ) -> tuple[dict[str, float], list[torch.Tensor]]:
-        """Metrics and gradients, summed over the micro-batches."""
-        function = loss.bind(self.batch, self.tensors, self.denominators(per_token))
-        totals: dict[str, float] = {}
-        gradients = [torch.zeros_like(leaf) for leaf in self.log_probs]
-        for positions in splits or [range(len(self.batch))]:
-            scalar, metrics = function(
-                MicroBatchOutput(list(positions), torch.cat([self.log_probs[p] for p in positions]))
-            )
-            assert not any(value.requires_grad for value in metrics.values())
-            found = torch.autograd.grad(scalar, self.log_probs, allow_unused=True)
-            gradients = [g if f is None else g + f for g, f in zip(gradients, found, strict=True)]
-            for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + value.item()
-        return totals, gradients
+def make_step(seed: int = 0) -> LossStep:
+    return LossStep(MASKS, seed=seed)
 
 
 def policy(args: Any, component: Any = None, **keywords: Any) -> PolicyLoss:
@@ -90,7 +47,7 @@ def policy(args: Any, component: Any = None, **keywords: Any) -> PolicyLoss:
 
 
 def expected_loss(
-    step: Step, args: Any, weight: Callable[[int, int], float], keep: Callable[[int, int], bool], per_token: bool
+    step: LossStep, args: Any, weight: Callable[[int, int], float], keep: Callable[[int, int], bool], per_token: bool
 ) -> torch.Tensor:
     """Sum over tokens of weight * clipped surrogate over the denominators of the original masks."""
     total = torch.zeros((), dtype=torch.float64)
@@ -109,14 +66,14 @@ def expected_loss(
     return total
 
 
-def mismatch(step: Step, i: int, t: int) -> float:
+def mismatch(step: LossStep, i: int, t: int) -> float:
     old, engine = step.tensors.old_log_probs, step.tensors.rollout_log_probs
     assert old is not None
     assert engine is not None
     return (old[i][t] - engine[i][t]).item()
 
 
-def sequence_sum(step: Step, i: int) -> float:
+def sequence_sum(step: LossStep, i: int) -> float:
     return sum(mismatch(step, i, t) for t, m in enumerate(step.masks[i]) if m)
 
 
@@ -124,42 +81,23 @@ def clamp(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def check(step: Step, args: Any, component: Any, weight: Any, keep: Any, per_token: bool = False) -> dict[str, float]:
+def check(
+    step: LossStep, args: Any, component: Any, weight: Any, keep: Any, per_token: bool = False
+) -> dict[str, float]:
     wanted = expected_loss(step, args, weight, keep, per_token)
     metrics, found = step.run(policy(args, component), per_token=per_token)
     assert metrics["loss"] == pytest.approx(wanted.item(), abs=1e-13)
-    gradients = torch.autograd.grad(wanted, step.log_probs, allow_unused=True)
+    gradients = torch.autograd.grad(wanted, step.leaves, allow_unused=True)
     for a, b in zip(found, gradients, strict=True):
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=1e-11, atol=1e-13)
     return metrics
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-def test_tis(per_token: bool) -> None:
-    step, args = Step(), make_args()
-    metrics = check(
-        step, args, TruncatedImportanceSampling(args),
-        lambda i, t: clamp(math.exp(mismatch(step, i, t)), 0.8, 1.3), lambda i, t: True, per_token,
-    )  # fmt: skip
-    assert {"tis", "tis_abs", "tis_clipfrac", "ois"} <= metrics.keys()
-    assert 0 < metrics["tis_clipfrac"] < 1
-
-
-def test_icepop() -> None:
-    step, args = Step(), make_args()
-
-    def weight(i: int, t: int) -> float:
-        w = math.exp(mismatch(step, i, t))
-        return w if 0.8 <= w <= 1.3 else 0.0
-
-    check(step, args, IcePop(args), weight, lambda i, t: True)
-
-
-@pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
 def test_mis_levels_and_modes(level: str, mode: str, per_token: bool) -> None:
-    step, args = Step(), make_args(tis_level=level, tis_mode=mode, tis_upper_bound=1.25)
+    step, args = make_step(), make_args(tis_level=level, tis_mode=mode, tis_upper_bound=1.25)
 
     def raw(i: int, t: int) -> float:
         if level == "token":
@@ -177,7 +115,7 @@ def test_mis_levels_and_modes(level: str, mode: str, per_token: bool) -> None:
 
 
 def test_mis_rejection_has_its_own_level_and_bounds() -> None:
-    step = Step()
+    step = make_step()
     args = make_args(use_rs=True, rs_level="geometric", rs_lower_bound=0.9, rs_upper_bound=1.2, tis_upper_bound=2.0)
 
     def keep(i: int, t: int) -> bool:
@@ -193,7 +131,7 @@ def test_mis_rejection_has_its_own_level_and_bounds() -> None:
 
 
 def test_mis_veto_and_trust_region() -> None:
-    step = Step()
+    step = make_step()
     args = make_args(
         use_rs=True, rs_lower_bound=0.0, rs_upper_bound=1e9, rs_veto_threshold=0.7, rs_trust_region="max",
         rs_tr_threshold=0.04, tis_upper_bound=9.0,
@@ -211,7 +149,7 @@ def test_mis_veto_and_trust_region() -> None:
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_mis_normalises_over_the_step(level: str) -> None:
-    step, args = Step(), make_args(tis_level=level, tis_upper_bound=1.4, tis_batch_normalize=True)
+    step, args = make_step(), make_args(tis_level=level, tis_upper_bound=1.4, tis_batch_normalize=True)
     component = MismatchImportanceSampling(args)
     assert component.whole_step
 
@@ -228,30 +166,9 @@ def test_mis_normalises_over_the_step(level: str) -> None:
     assert metrics["mis_batch_norm_factor"] == pytest.approx(mean * 4 / 5)
 
 
-def test_opsm_drops_negative_advantages_of_sequences_that_moved_away() -> None:
-    step, args = Step(1), make_args(use_opsm=True, opsm_delta=0.02)
-    old, advantages = step.tensors.old_log_probs, step.tensors.advantages
-    assert old is not None
-    assert advantages is not None
-
-    def keep(i: int, t: int) -> bool:
-        inner = [(old[i][k] - step.log_probs[i][k]).item() for k, m in enumerate(step.masks[i]) if m]
-        return bool(advantages[i][t] >= 0) or sum(inner) / len(inner) <= 0.02
-
-    dropped = [
-        1 / sum(mask) / len(step.masks)
-        for i, mask in enumerate(step.masks)
-        for t, m in enumerate(mask)
-        if m and not keep(i, t)
-    ]
-    metrics = check(step, args, None, lambda i, t: 1.0, keep)
-    assert metrics["opsm_clipfrac"] == pytest.approx(sum(dropped))
-    assert 0 < sum(dropped) < 1
-
-
 def test_interpolation_blends_by_staleness_and_weighs_by_the_blend() -> None:
     """ratio = p / p_prox, weight = p_prox / p_engine with log p_prox = log p + (log p_engine - log p) / staleness."""
-    step, args = Step(2), make_args(proximal_policy="interpolate", tis_clip=1.1, tis_clip_low=0.0)
+    step, args = make_step(2), make_args(proximal_policy="interpolate", tis_clip=1.1, tis_clip_low=0.0)
     staleness = [torch.tensor([float((i + t) % 4) for t in range(n)]).double() for i, n in enumerate(LENGTHS)]
     step.tensors.old_log_probs, step.tensors.staleness = None, staleness
     engine, advantages = step.tensors.rollout_log_probs, step.tensors.advantages
@@ -268,7 +185,7 @@ def test_interpolation_blends_by_staleness_and_weighs_by_the_blend() -> None:
             ratio, a = torch.exp(current - proximal), advantages[i][t]
             loss = -torch.minimum(ratio * a, torch.clamp(ratio, 0.8, 1.28) * a)
             total = total + loss * torch.exp(proximal - engine[i][t]).clamp(max=1.1) / (sum(mask) * len(step.masks))
-    wanted = torch.autograd.grad(total, step.log_probs, allow_unused=True)
+    wanted = torch.autograd.grad(total, step.leaves, allow_unused=True)
     for splits in (None, [[1, 4], [0, 2], [3]]):
         metrics, found = step.run(policy(args, TruncatedImportanceSampling(args)), splits)
         assert metrics["loss"] == pytest.approx(total.item(), abs=1e-13)
@@ -277,7 +194,7 @@ def test_interpolation_blends_by_staleness_and_weighs_by_the_blend() -> None:
 
 
 def test_metrics_alone_leave_the_loss_as_it_is() -> None:
-    step, args = Step(), make_args()
+    step, args = make_step(), make_args()
     plain, expected = step.run(policy(args))
     for component in (None, TruncatedImportanceSampling(args)):
         corrector = Corrector(args, component, applies=False, reports_mismatch=True)
@@ -292,7 +209,7 @@ def test_metrics_alone_leave_the_loss_as_it_is() -> None:
 
 
 def test_a_function_gets_thudm_slimes_keywords() -> None:
-    step, args = Step(), make_args()
+    step, args = make_step(), make_args()
     seen: list[dict[str, Any]] = []
 
     def tis(**keywords: Any) -> Any:
@@ -332,14 +249,14 @@ def test_wrong_answers_of_a_function(answer: Any, message: str) -> None:
         return answer(pg_loss, loss_masks)
 
     with pytest.raises(PluginError, match=message):
-        Step().run(policy(make_args(), tis))
+        make_step().run(policy(make_args(), tis))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------
 
 
 def test_without_the_engines_log_probs_nothing_can_be_corrected() -> None:
-    step, args = Step(), make_args()
+    step, args = make_step(), make_args()
     step.tensors.rollout_log_probs = None
     with pytest.raises(TrainError, match="rollout 8: off-policy corrections compare the trainer with the engine"):
         step.run(policy(args, TruncatedImportanceSampling(args)))
@@ -359,26 +276,3 @@ def test_without_the_engines_log_probs_nothing_can_be_corrected() -> None:
 def test_bounds_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MismatchImportanceSampling(make_args(**changes))
-
-
-def test_in_expectation_the_weight_makes_engine_samples_those_of_the_trainer() -> None:
-    """Sum over a vocabulary of p_engine * gradient of the weighted loss = gradient of E_trainer[-advantage].
-
-    One sample per token of the vocabulary; its advantage carries the probability with which the engine draws it.
-    """
-    vocabulary = 7
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(vocabulary, generator=generator, dtype=torch.float64, requires_grad=True)
-    engine = torch.randn(vocabulary, generator=generator, dtype=torch.float64).log_softmax(0)
-    values = torch.randn(vocabulary, generator=generator, dtype=torch.float64)
-    args = make_args(tis_clip=1e6, tis_clip_low=0.0)
-    step = Step(masks=[[1]] * vocabulary)
-    log_probs = logits.log_softmax(0)
-    step.tensors.rollout_log_probs = list(engine.split(1))
-    step.tensors.old_log_probs = list(log_probs.detach().split(1))
-    step.tensors.advantages = list((engine.exp() * values).split(1))
-    loss = policy(args, TruncatedImportanceSampling(args)).bind(step.batch, step.tensors, step.denominators())
-    total, _ = loss(MicroBatchOutput(list(range(vocabulary)), log_probs))
-    (found,) = torch.autograd.grad(total * vocabulary, logits, retain_graph=True)
-    (exact,) = torch.autograd.grad(-(log_probs.exp() * values).sum(), logits)
-    torch.testing.assert_close(found, exact)

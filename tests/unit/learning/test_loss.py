@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from slime_commands.sft.loss import SFTLoss
 
 from slime_core.config import Args
+from slime_core.errors import PluginError
 from slime_core.estimator import EstimatorBase
-from slime_core.learning.loss import Loss, PolicyLoss
-from slime_core.learning.tensors import Denominators, TrainTensors
+from slime_core.learning.loss import PolicyLoss, reduced
 from slime_core.ops.ratios import kl_estimate
-from slime_core.protocols import MicroBatchOutput
-from slime_core.sample import TrainBatch
-from tests.batches import train_batch
+from tests.batches import LossStep
 
 torch.set_num_threads(1)
 
@@ -29,57 +27,10 @@ def make_args(**changes: Any) -> Args:
     return Args(**{**values, **changes})
 
 
-def make_batch(masks: list[list[int]], rollout_ids: list[int] | None = None) -> TrainBatch:
-    return train_batch(masks, rollout_ids=rollout_ids or list(range(len(masks))))
-
-
-class Problem:
-    """A batch with random columns; float64 so that splits can be compared to rounding."""
-
-    def __init__(self, masks: list[list[int]], rollout_ids: list[int] | None = None, seed: int = 0) -> None:
-        self.batch = make_batch(masks, rollout_ids)
-        generator = torch.Generator().manual_seed(seed)
-
-        def column(scale: float) -> list[torch.Tensor]:
-            return [torch.randn(len(m), generator=generator, dtype=torch.float64) * scale - 1 for m in masks]
-
-        self.log_probs = [part.requires_grad_() for part in column(0.3)]
-        self.entropy = [part.requires_grad_() for part in column(1.0)]
-        self.tensors = TrainTensors(
-            loss_masks=[torch.tensor(mask, dtype=torch.float64) for mask in masks],
-            old_log_probs=column(0.3),
-            ref_log_probs=column(0.3),
-            advantages=column(1.0),
-        )
-
-    def run(
-        self, loss: Loss, splits: Sequence[Sequence[int]], per_token: bool = False
-    ) -> tuple[dict[str, float], list[torch.Tensor]]:
-        """Summed metrics over micro-batches, and the gradients of log-probs and entropy."""
-        denominators = Denominators.of(self.batch, range(len(self.batch)), per_token=per_token)
-        loss_fn = loss.bind(self.batch, self.tensors, denominators)
-        leaves = [*self.log_probs, *self.entropy]
-        total: dict[str, float] = {}
-        gradients = [torch.zeros_like(leaf) for leaf in leaves]
-        for positions in splits:
-            output = MicroBatchOutput(
-                list(positions),
-                torch.cat([self.log_probs[p] for p in positions]),
-                torch.cat([self.entropy[p] for p in positions]),
-            )
-            scalar, metrics = loss_fn(output)
-            assert not any(metric.requires_grad for metric in metrics.values())
-            found = torch.autograd.grad(scalar, leaves, allow_unused=True)
-            gradients = [g if f is None else g + f for g, f in zip(gradients, found, strict=True)]
-            for name, value in metrics.items():
-                total[name] = total.get(name, 0.0) + value.item()
-        return total, gradients
-
-
 MASKS = [[1, 1, 0], [1], [0, 1, 1, 1], [0, 0], [1, 1]]
 
 
-def reference(problem: Problem, args: Any, per_token: bool) -> torch.Tensor:
+def reference(problem: LossStep, args: Any, per_token: bool) -> torch.Tensor:
     """The loss written out sample by sample and token by token."""
     total = torch.zeros((), dtype=torch.float64)
     batch, tensors = problem.batch, problem.tensors
@@ -115,35 +66,13 @@ def reference(problem: Problem, args: Any, per_token: bool) -> torch.Tensor:
 )
 def test_loss_and_gradient_against_the_formula(per_token: bool, changes: dict[str, Any]) -> None:
     args = make_args(**changes)
-    problem = Problem(MASKS, [0, 0, 1, 2, 3])
+    problem = LossStep(MASKS, [0, 0, 1, 2, 3])
     expected = reference(problem, args, per_token)
-    wanted = torch.autograd.grad(expected, [*problem.log_probs, *problem.entropy], allow_unused=True)
+    wanted = torch.autograd.grad(expected, problem.leaves, allow_unused=True)
     metrics, found = problem.run(PolicyLoss(args, EstimatorBase(args)), [range(5)], per_token)
     assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-12)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b)
-
-
-def test_the_reducers_golden_numbers() -> None:
-    """Twelve tokens of loss 1..12; rollouts (0,0,0) and (1): per rollout 8.0, per token 6.5."""
-
-    class Given(EstimatorBase):
-        def policy_loss(self, args: Any, inputs: Any) -> Any:
-            outputs = super().policy_loss(args, inputs)
-            outputs.loss = inputs.advantages
-            return outputs
-
-    args = make_args()
-    problem = Problem([[1, 1, 1]] * 4, [0, 0, 0, 1])
-    problem.tensors.advantages = list(torch.arange(1.0, 13.0).split(3))
-    loss_fn = PolicyLoss(args, Given(args)).bind(
-        problem.batch, problem.tensors, Denominators.of(problem.batch, range(4), per_token=False)
-    )
-    output = MicroBatchOutput([0, 1, 2, 3], torch.cat(problem.log_probs))
-    assert loss_fn(output)[0].item() == pytest.approx(8.0)
-    denominators = Denominators.of(problem.batch, range(4), per_token=True)
-    loss_fn = PolicyLoss(args, Given(args)).bind(problem.batch, problem.tensors, denominators)
-    assert loss_fn(output)[0].item() == pytest.approx(6.5)
 
 
 class SequenceLevel(EstimatorBase):
@@ -160,7 +89,7 @@ def test_no_split_changes_gradient_or_metrics(
     args = make_args(entropy_coef=0.1, use_kl_loss=True, kl_loss_coef=0.2)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(len(masks), (len(masks),), generator=generator).tolist()
-    problem = Problem(masks, ids, seed)
+    problem = LossStep(masks, ids, seed)
     whole = problem.run(PolicyLoss(args, kind(args)), [range(len(masks))], per_token)
     order = torch.randperm(len(masks), generator=generator).tolist()
     cuts = sorted(torch.randint(1, len(masks), (2,), generator=generator).tolist())
@@ -175,7 +104,7 @@ def test_no_split_changes_gradient_or_metrics(
 
 def test_metrics_are_the_reduced_quantities() -> None:
     args = make_args(entropy_coef=0.5, use_kl_loss=True, kl_loss_coef=0.25)
-    problem = Problem([[1, 1], [1, 1]])
+    problem = LossStep([[1, 1], [1, 1]])
     metrics, _ = problem.run(PolicyLoss(args, EstimatorBase(args)), [[0, 1]])
     assert set(metrics) == {"loss", "pg_loss", "entropy_loss", "kl_loss", "pg_clipfrac", "ppo_kl"}
     ref, old = problem.tensors.ref_log_probs, problem.tensors.old_log_probs
@@ -191,7 +120,7 @@ def test_metrics_are_the_reduced_quantities() -> None:
 
 def test_masked_garbage_does_not_reach_the_loss() -> None:
     args = make_args(use_kl_loss=True, kl_loss_coef=0.1)
-    problem = Problem([[1, 0], [1, 1]])
+    problem = LossStep([[1, 0], [1, 1]])
     with torch.no_grad():
         problem.log_probs[0][1] = -torch.inf
     metrics, gradients = problem.run(PolicyLoss(args, EstimatorBase(args)), [[0, 1]])
@@ -201,7 +130,7 @@ def test_masked_garbage_does_not_reach_the_loss() -> None:
 
 @pytest.mark.parametrize(("per_token", "expected"), [(True, -(1 + 2 + 4 + 5 + 6) / 5), (False, -(1.5 + 5) / 2)])
 def test_sft_loss(per_token: bool, expected: float) -> None:
-    problem = Problem([[1, 1, 0], [1, 1, 1]])
+    problem = LossStep([[1, 1, 0], [1, 1, 1]])
     with torch.no_grad():
         for part, values in zip(problem.log_probs, ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), strict=True):
             part.copy_(torch.tensor(values))
@@ -213,3 +142,32 @@ def test_sft_loss(per_token: bool, expected: float) -> None:
     assert metrics == {"loss": pytest.approx(expected)}
     scale = 1 / 5 if per_token else 1 / 4
     torch.testing.assert_close(gradients[0], torch.tensor([-scale, -scale, 0.0], dtype=torch.float64))
+
+
+torch.set_num_threads(1)
+
+ARGS = Args(calculate_per_token_loss=False, rollout_max_response_len=10, custom_pg_loss_reducer_function_path="mine")
+LOSS = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+
+
+def test_a_reducer_gets_thudm_slimes_arguments_and_no_masked_garbage() -> None:
+    seen: dict[str, Any] = {}
+
+    def make(
+        total_lengths: Sequence[int], response_lengths: Sequence[int], loss_masks: list[torch.Tensor], per_token: bool
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        seen.update(total=total_lengths, response=response_lengths, masks=loss_masks, per_token=per_token)
+        return lambda values: values.sum()
+
+    loss = LOSS.clone()
+    loss[2] = torch.nan
+    assert reduced(make, ARGS, loss, MASK, [5, 6], [3, 2]).item() == 12.0
+    assert (seen["total"], seen["response"], seen["per_token"]) == ([5, 6], [3, 2], False)
+    assert [m.tolist() for m in seen["masks"]] == [[1.0, 1.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(("answer", "found"), [(LOSS, r"shape \(5,\)"), (1.5, "float")])
+def test_a_reducer_must_reduce(answer: Any, found: str) -> None:
+    with pytest.raises(PluginError, match=f"path 'mine': the reducer must return a scalar tensor; found {found}"):
+        reduced(lambda *_: lambda values: answer, ARGS, LOSS, MASK, [5, 6], [3, 2])

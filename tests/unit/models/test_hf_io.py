@@ -83,16 +83,11 @@ def test_an_error_on_the_way_leaves_the_model_that_was_there(tmp_path: Path) -> 
     ("sizes", "said"),
     [
         ({"hidden_size": 10**9}, "hidden_size is 1000000000; allowed: 1 to 1000000"),
-        ({"num_hidden_layers": 10**9}, "num_layers is 1000000000"),
-        ({"num_hidden_layers": -3}, "num_layers is -3"),
         ({"num_attention_heads": 0}, "num_heads is 0; allowed: 1 to 10000"),
         ({"hidden_size": "big"}, "is not a whole number, or 0"),
-        ({"num_hidden_layers": 2.5}, "is not a whole number, or 0: 2.5"),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_theta is 0.0"),
-        ({"rms_norm_eps": -1}, "rms_norm_eps is -1.0"),
         ({"max_position_embeddings": 10**15}, "max_position_embeddings is"),
         ({"hidden_size": 10**5, "num_hidden_layers": 1000}, "config.json is of a model of"),
-        ({"intermediate_size": 10**7}, "config.json is of a model of"),
     ],
 )
 def test_sizes_of_no_model_are_refused(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from slime_embedded.models.decoder import Decoder
-from slime_embedded.models.lora import LoraSettings, first_adapter, merged, read_adapter, write_adapter
-from slime_embedded.models.lora_linear import LoraLinear, adapter_weights, add_adapters, base_weights, merged_weights
+from slime_embedded.models.lora import LoraSettings, merged, read_adapter, write_adapter
+from slime_embedded.models.lora_linear import LoraLinear, adapter_weights, add_adapters
 from slime_testing_contracts.tiny import tiny_model, tiny_moe_model
 from torch import nn
 from torch.nn import functional
@@ -34,18 +32,6 @@ def shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 # -- settings, selection -----------------------------------------------------------------------------------
-
-
-def test_all_linear_is_every_projection_of_a_dense_model() -> None:
-    found = shapes(tiny_model())
-    chosen = settings().select(found)
-    words = {name.split(".")[-2] for name in chosen}
-    assert words == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    layers = load_model_config(tiny_model()).num_layers
-    assert len(chosen) == 7 * layers
-    assert settings(lora_target_modules=["v_proj", "q_proj"]).select(found) == [
-        name for name in chosen if name.split(".")[-2] in ("q_proj", "v_proj")
-    ]
 
 
 def test_routed_experts_and_routers_get_none() -> None:
@@ -81,16 +67,6 @@ def test_targets_that_do_not_fit() -> None:
 
 
 # -- first values, arithmetic ------------------------------------------------------------------------------
-
-
-def test_first_values_are_kaiming_uniform_and_zero() -> None:
-    down, up = first_adapter("a.weight", (48, 400), 8, seed=1)
-    assert (down.shape, up.shape) == ((8, 400), (48, 8))
-    expected = torch.empty(8, 400)
-    nn.init.kaiming_uniform_(expected, a=math.sqrt(5))
-    assert down.abs().max() <= 1 / math.sqrt(400)
-    assert float(down.std()) == pytest.approx(float(expected.std()), rel=0.05)
-    assert not up.any()
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -135,45 +111,7 @@ def adapted(**flags: Any) -> Decoder:
     return model
 
 
-def test_only_adapters_are_left_to_train_and_they_change_nothing_at_first() -> None:
-    model = adapted()
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert trained == set(adapter_weights(model))
-    base = base_weights(model)
-    assert set(base) == set(shapes(tiny_model()))
-    for name, tensor in merged_weights(model):
-        assert torch.equal(tensor, base[name])
-
-
-def test_merged_weights_give_the_same_logits_without_adapters() -> None:
-    model = adapted(lora_alpha=8.0)
-    for name, tensor in adapter_weights(model).items():
-        if name.endswith("lora_B"):
-            tensor.normal_(generator=torch.Generator().manual_seed(len(name)))
-    names = list(dict(merged_weights(model)))
-    assert names == list(shapes(tiny_model())), "in the order of the model"
-    plain = Decoder.from_weights(model.config, merged_weights(model))
-    ids = torch.arange(12)
-    torch.testing.assert_close(model(ids, [5, 7]), plain(ids, [5, 7]), rtol=1e-4, atol=1e-4)
-    base = Decoder.from_weights(model.config, base_weights(model).items())
-    assert not torch.allclose(base(ids, [5, 7]), plain(ids, [5, 7]), atol=1e-2)
-
-
 # -- files -------------------------------------------------------------------------------------------------
-
-
-def test_files_give_back_the_same_bits(tmp_path: Path) -> None:
-    model, again = adapted(lora_alpha=8.0), adapted(lora_alpha=8.0)
-    for tensor in adapter_weights(model).values():
-        tensor.normal_()
-    lora = settings(lora_alpha=8.0)
-    write_adapter(tmp_path, lora, adapter_weights(model), [n for n, _ in model.named_modules()], "base")
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8.0, "base")
-    assert config["target_modules"] == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-    read_adapter(tmp_path, lora, adapter_weights(again))
-    for name, tensor in adapter_weights(model).items():
-        assert torch.equal(adapter_weights(again)[name], tensor)
 
 
 def test_what_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> None:

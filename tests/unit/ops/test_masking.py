@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-import threading
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.ops.masking import (
+    deviation,
     expand_to_tokens,
+    group_members,
+    group_normalize,
     l2_norm,
     masked,
     masked_whiten,
@@ -20,6 +23,7 @@ from slime_core.ops.masking import (
     segment_sums,
     weighted_sum,
 )
+from tests.toy_trainer import Ranks
 
 
 def test_masked_entries_never_reach_the_result() -> None:
@@ -44,7 +48,7 @@ def test_whitening_uses_the_unbiased_variance_of_the_unmasked() -> None:
     assert found[mask == 0].abs().max() == 0
 
 
-@pytest.mark.parametrize("size", [1_000_000, 100_000_000, pytest.param(500_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1_000_000, 20_000_000, pytest.param(500_000_000, marks=pytest.mark.slow)])
 def test_a_large_reduction_in_float32_is_that_in_float64(size: int) -> None:
     """The norm of a flat buffer, and the sum over one very long sample."""
     piece = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)).mul_(1e-3)
@@ -64,21 +68,6 @@ def test_the_norm_is_that_of_all_elements_in_any_dtype_and_shape() -> None:
     assert l2_norm([]).item() == 0.0
 
 
-class Ranks:
-    """Data-parallel ranks as threads; `all_reduce` sums what all of them bring."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.slots: list[torch.Tensor | None] = [None] * size
-
-    def all_reduce(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
-        self.slots[rank] = tensor
-        self.barrier.wait()
-        total = torch.stack([slot for slot in self.slots if slot is not None]).sum(0)
-        self.barrier.wait()
-        return total
-
-
 def test_whitening_over_ranks_equals_whitening_at_once() -> None:
     generator = torch.Generator().manual_seed(1)
     parts = [torch.randn(n, generator=generator) for n in (7, 3, 12)]
@@ -87,7 +76,7 @@ def test_whitening_over_ranks_equals_whitening_at_once() -> None:
     ranks = Ranks(3)
 
     def whiten(rank: int) -> torch.Tensor:
-        return masked_whiten(parts[rank], masks[rank], lambda tensor: ranks.all_reduce(rank, tensor))
+        return masked_whiten(parts[rank], masks[rank], lambda tensor: ranks.sum(rank, tensor))
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(whiten, range(3)))
@@ -122,21 +111,39 @@ def test_reducers_golden() -> None:
     assert weighted_sum(values, weights / 2).item() == pytest.approx(8.0)
 
 
-samples = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=2, max_size=8)
+rows = st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 3)), min_size=1, max_size=20)
 
 
-@given(samples, st.integers(0, 100))
-def test_no_split_of_the_samples_changes_a_reducer(rows: list[list[tuple[float, bool]]], seed: int) -> None:
-    torch.manual_seed(seed)
-    values = [torch.tensor([x for x, _ in row], dtype=torch.float64) for row in rows]
-    masks = [torch.tensor([float(m) for _, m in row], dtype=torch.float64) for row in rows]
-    sums = [int(mask.sum()) for mask in masks]
-    reference = sum(float((v * m).sum()) / max(s, 1) for v, m, s in zip(values, masks, sums, strict=True)) / len(rows)
-    order = torch.randperm(len(rows)).tolist()
-    cut = int(torch.randint(1, len(rows), ()))
-    total = 0.0
-    for part in (order[:cut], order[cut:]):
-        mask = torch.cat([masks[i] for i in part])
-        weights = per_rollout_weights(mask, [len(rows[i]) for i in part], [sums[i] for i in part], len(rows))
-        total += weighted_sum(torch.cat([values[i] for i in part]), weights).item()
-    assert total == pytest.approx(reference, abs=1e-12)
+@given(rows, st.booleans(), st.randoms())
+def test_against_the_statistics_module_in_any_order(rows: list[tuple[float, int]], std: bool, random: object) -> None:
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    found = group_normalize([r for r, _ in rows], [g for _, g in rows], std)
+    for (reward, group), value in zip(rows, found, strict=True):
+        members = [r for r, g in rows if g == group]
+        scale = statistics.stdev(members) + 1e-6 if std and len(members) > 1 else 1.0
+        assert value == pytest.approx((reward - statistics.fmean(members)) / scale, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("large", [1e15, 1e160, 1e300])
+@pytest.mark.parametrize("std", [True, False])
+def test_a_large_reward_overflows_nothing_and_stays_in_its_group(large: float, std: bool) -> None:
+    found = group_normalize([0, 0, 0, large, *[large] * 4, 1, 0], [0] * 4 + [1] * 4 + [2] * 2, std)
+    scale = large / 2 if std else 1.0
+    assert found[:4] == pytest.approx([-large / 4 / scale] * 3 + [large * 3 / 4 / scale])
+    assert found[4:8] == [0.0] * 4
+    assert found[8:] == group_normalize([1, 0], [0, 0], std)
+    assert deviation([large, -large]) == pytest.approx(large * 2**0.5)
+
+
+def test_siblings_count_once_even_with_different_rewards() -> None:
+    # Rollout 0 is worth (2 + 0) / 2 = 1; the members are 1 and 0.
+    found = group_normalize([2.0, 0.0, 0.0], [0, 0, 0], std=False, rollout_ids=[0, 0, 1])
+    assert found == [1.5, -0.5, -0.5]
+
+
+def test_members_are_rollouts_worth_the_mean_of_their_siblings() -> None:
+    members = group_members([1.0, 0.0, 4.0, 2.0], [7, 7, 7, 3], [5, 5, 6, 9])
+    assert members == {7: {5: 0.5, 6: 4.0}, 3: {9: 2.0}}
+    assert group_members([1.0, 0.0], [7, 7]) == {7: {0: 1.0, 1: 0.0}}
+    with pytest.raises(ValueError, match="2 rewards, 1 group_indices, 2 rollout_ids"):
+        group_members([1.0, 0.0], [7])

@@ -10,10 +10,8 @@ import pytest
 import torch
 from slime_embedded.engine.core import CoreOptions, EngineCore
 from slime_embedded.models.batch_invariant import (
-    TILE,
     BatchInvariantForward,
     SequenceTiles,
-    attend_tiles,
 )
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.logprobs import token_log_probs
@@ -27,30 +25,6 @@ from tests.tiny_models import VARIANTS
 
 SLOW = pytest.mark.slow
 MakeModel = Callable[..., tuple[Path, Any]]
-
-
-@pytest.mark.parametrize(("hidden", "width"), [(64, 192), (96, 33), (48, 40), (256, 1024)])
-def test_rows_do_not_feel_their_place_in_a_tile(hidden: int, width: int) -> None:
-    """What the module relies on; would fail where a BLAS adds the rows of one product in different orders."""
-    weight, row = torch.randn(width, hidden), torch.randn(hidden)
-    results = []
-    for place in range(TILE):
-        tile = torch.randn(TILE, hidden) * 10
-        tile[place] = row
-        results.append(torch.nn.functional.linear(tile, weight)[place])
-    assert all(torch.equal(results[0], other) for other in results)
-
-
-def test_attention_is_that_of_torch() -> None:
-    q, k, v = torch.randn(3, TILE, 4, 16), torch.randn(3, 64, 2, 16), torch.randn(3, 64, 2, 16)
-    last = torch.randint(0, 64, (3, TILE))
-    mask = torch.arange(64) <= last[:, None, :, None]
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2).double() for x in (q, k, v)), attn_mask=mask, enable_gqa=True
-    )
-    torch.testing.assert_close(
-        attend_tiles(q, k, v, last, 0.25), expected.transpose(1, 2).flatten(2).float(), rtol=1e-4, atol=1e-5
-    )
 
 
 @pytest.mark.parametrize("variant", ["llama-biases", "qwen2", "qwen3"])

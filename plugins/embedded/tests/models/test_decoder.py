@@ -11,9 +11,9 @@ from slime_embedded.models.batch_invariant import by_tile
 from slime_embedded.models.decoder import Decoder, init_weights
 from slime_embedded.models.feed_forward import MixtureOfExperts
 from slime_embedded.models.logprobs import response_log_probs
-from slime_embedded.models.packed import GROUP_FLOOR, GROUP_RATIO, PackedLayout, _row_map
+from slime_embedded.models.packed import _row_map
 from slime_embedded.models.rope import apply_rope, rope_cos_sin
-from slime_embedded.models.routing import FREE, LayerRouting, Routing
+from slime_embedded.models.routing import FREE, LayerRouting
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from slime_core.errors import CheckpointError, ConfigError
@@ -84,13 +84,6 @@ def test_logits_and_gradients_equal_transformers(family: str) -> None:
         torch.testing.assert_close(parameter.grad / scale, gradients[name] / scale, rtol=0, atol=1e-5, msg=name)
 
 
-def test_packed_equals_one_by_one() -> None:
-    _, ours = pair("qwen3")
-    ids = packed_ids()
-    singly = torch.cat([ours.hidden(part, [len(part)]) for part in torch.split(ids, LENGTHS)])
-    torch.testing.assert_close(ours.hidden(ids, LENGTHS), singly, rtol=1e-5, atol=1e-6)
-
-
 def test_asking_for_rows_gives_those_rows_and_the_same_gradients() -> None:
     _, ours = pair("qwen3")
     ids = packed_ids()
@@ -100,20 +93,6 @@ def test_asking_for_rows_gives_those_rows_and_the_same_gradients() -> None:
     for hidden in (ours.hidden(ids, LENGTHS)[rows], ours.hidden(ids, LENGTHS, rows=rows)):
         gradients.append((hidden, torch.autograd.grad((hidden * weight).sum(), list(ours.parameters()))))
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
-
-
-def test_recompute_changes_no_bit() -> None:
-    _, ours = pair("qwen3")
-    ids = packed_ids()
-    rows = np.arange(0, len(ids), 3)
-    results = []
-    for recompute in (False, True):
-        ours.recompute = recompute
-        ours.zero_grad()
-        hidden = ours.hidden(ids, LENGTHS, rows=rows)
-        hidden.square().sum().backward()
-        results.append((hidden, [p.grad for p in ours.parameters()]))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
 def test_init_weights_follow_hf_and_the_seed() -> None:
@@ -193,61 +172,6 @@ def test_unknown_scaling_is_refused(rope: dict[str, Any], word: str) -> None:
         rope_cos_sin(ModelConfig.from_hf(hf_config(**rope)), torch.arange(2), "cpu")
 
 
-MIXED = [5, 70, 33, 1, 300, 64, 65, 71, 310]
-
-
-def test_groups_hold_every_sequence_once_and_pad_little() -> None:
-    layout = PackedLayout.build(MIXED)
-    assert sum(n for n, _ in layout.groups) == len(MIXED)
-    longest_first = sorted(MIXED, reverse=True)
-    for n, length in sorted(layout.groups, key=lambda g: -g[1]):
-        members, longest_first = longest_first[:n], longest_first[n:]
-        assert members[0] == length
-        assert length <= GROUP_FLOOR or members[-1] * GROUP_RATIO >= length
-
-
-@pytest.mark.parametrize("lengths", [MIXED, [7], [4, 4, 4], [2, 4, 3]])
-def test_split_gives_padded_sequences_and_join_brings_the_rows_back(lengths: list[int]) -> None:
-    layout = PackedLayout.build(lengths)
-    x = torch.randn(sum(lengths), 6)
-    parts = layout.split(x, heads=2)
-    assert torch.equal(layout.join(parts), x)
-    sequences = {tuple(s.flatten().tolist()) for s in torch.split(x, lengths)}
-    found = set()
-    for part, (n, length) in zip(parts, layout.groups, strict=True):
-        assert part.shape == (n, 2, length, 3)
-        for sequence in part.transpose(1, 2).flatten(2):
-            hits = [tuple(sequence[:k].flatten().tolist()) for k in range(1, length + 1)]
-            found |= sequences & set(hits)
-    assert found == sequences
-
-
-def test_padding_carries_no_gradient() -> None:
-    lengths = [2, 5, 3]
-    layout = PackedLayout.build(lengths)
-    x = torch.randn(10, 4, requires_grad=True)
-    out = layout.join([part * 2 for part in layout.split(x, heads=1)])
-    weight = torch.randn_like(out)
-    (out * weight).sum().backward()
-    assert torch.equal(x.grad, 2 * weight)
-
-
-@pytest.mark.parametrize("lengths", [MIXED, [4, 4, 4]])
-def test_kept_rows_come_in_the_order_asked_for_with_their_gradients(lengths: list[int]) -> None:
-    total = sum(lengths)
-    rows = np.random.default_rng(0).permutation(total)[: total // 2]
-    layout = PackedLayout.build(lengths, rows=rows)
-    x = torch.randn(total, 4, requires_grad=True)
-    assert layout.keep is not None
-    for kept in (layout.join(layout.split(x, heads=2), kept_only=True), layout.keep(x)):
-        assert torch.equal(kept, x[rows])
-        weight = torch.randn_like(kept)
-        (grad,) = torch.autograd.grad((kept * weight).sum(), x)
-        expected = torch.zeros(total, 4)
-        expected[rows] = weight
-        assert torch.equal(grad, expected)
-
-
 def test_gradients_of_repeated_rows_are_added_in_one_order_with_two_threads() -> None:
     rows = np.random.default_rng(0).integers(0, 600, 4000)
     _, first, index = np.unique(rows, return_index=True, return_inverse=True)
@@ -287,21 +211,6 @@ def test_each_token_is_predicted_by_the_row_before_it(temperature: float) -> Non
         torch.testing.assert_close(log_probs[i], expected)
         torch.testing.assert_close(entropies[i], -(rows.exp() * rows).sum(-1))
         start += len(tokens)
-
-
-def test_the_gradient_is_autograds() -> None:
-    ours, plain = make_logits(), make_logits()
-    log_probs, entropies = response_log_probs(
-        ours, [torch.tensor(t) for t in TOKENS], RESPONSES, 0.7, with_entropy=True
-    )
-    assert entropies is not None
-    weights = torch.arange(1.0, 6.0, dtype=torch.float64)
-    (torch.cat(log_probs) @ weights + torch.cat(entropies) @ weights).backward()
-    table = torch.log_softmax(plain[0] / 0.7, dim=-1)
-    rows = table[[1, 2, 4, 6, 7]]
-    picked = rows[range(5), [3, 4, 5, 3, 2]]
-    (picked @ weights - (rows.exp() * rows).sum(-1) @ weights).backward()
-    torch.testing.assert_close(ours.grad, plain.grad)
 
 
 def test_lengths_that_do_not_fit() -> None:
@@ -386,16 +295,6 @@ def test_gradients_of_replayed_experts_are_those_of_a_plain_loop(normalizes: boo
             assert a is None or not a.any()
         else:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-def test_the_same_experts_give_the_same_bits_whoever_chose_them() -> None:
-    module, x = mixture(), torch.randn(40, 8)
-    noted = LayerRouting(None)
-    free = module(x, noted)
-    assert noted.chosen is not None
-    again = Routing(noted.chosen.flip(-1)[:, None])
-    assert torch.equal(module(x, again.of_layer(0, None)), free)
-    assert again.mismatches().tolist() == [0.0, 40.0]
 
 
 def test_in_tiles_a_row_does_not_depend_on_the_others() -> None:

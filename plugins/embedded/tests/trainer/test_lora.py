@@ -115,7 +115,7 @@ def test_three_steps_equal_peft(make_args: MakeArgs, make_batch: MakeBatch, mode
         torch.testing.assert_close(tensor, whole[name].detach(), rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "up_proj"]])
+@pytest.mark.parametrize("targets", [["q_proj", "up_proj"]])
 def test_peft_opens_the_adapter_and_transformers_the_merged_model(
     make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path, tmp_path: Path, targets: list[str]
 ) -> None:
@@ -156,16 +156,6 @@ def test_log_probs_are_the_engines_bit_for_bit_in_true_on_policy_mode(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_both_ways_to_compute_have_the_same_gradients(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    fast, exact = (EmbeddedTrainer(make_args(**LORA, true_on_policy_mode=mode)) for mode in (False, True))
-    for trainer in (fast, exact):
-        for name, tensor in adapter_weights(trainer.model).items():
-            if name.endswith("lora_B"):
-                tensor.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
-        train(trainer, make_batch, range(1))
-    torch.testing.assert_close(fast.optimizer.grads, exact.optimizer.grads, rtol=1e-3, atol=1e-6)
-
-
 # -- reference, old actor ----------------------------------------------------------------------------------
 
 
@@ -202,7 +192,7 @@ def test_a_reference_that_is_updated_gets_the_merged_weights(
 # -- checkpoints -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [{}, {"save_dtype": "bfloat16"}, {"freeze_params_name_list": [r"layers\.0\."]}])
+@pytest.mark.parametrize("flags", [{}, {"save_dtype": "bfloat16", "freeze_params_name_list": [r"layers\.0\."]}])
 def test_two_plus_two_steps_equal_four(
     make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path, flags: dict[str, Any]
 ) -> None:
@@ -225,15 +215,6 @@ def test_two_plus_two_steps_equal_four(
         assert torch.equal(adapter_weights(second.model)[name], tensor)
     for name, moment in straight.optimizer.moments().items():
         assert torch.equal(second.optimizer.moments()[name], moment)
-
-
-def test_a_checkpoint_has_adapter_and_merged_model_and_no_second_copy(make_args: MakeArgs, tmp_path: Path) -> None:
-    EmbeddedTrainer(make_args(**LORA, save_dtype="bfloat16")).save(tmp_path / "checkpoint")
-    names = {p.relative_to(tmp_path / "checkpoint").as_posix() for p in (tmp_path / "checkpoint").rglob("*.*")}
-    assert names == {
-        "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "config.json", "model.safetensors",
-        "trainer/state.json", "trainer/optimizer.safetensors",
-    }  # fmt: skip
 
 
 def test_another_base_is_refused(make_args: MakeArgs, make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -407,21 +388,6 @@ def test_an_adapter_learns_as_in_a_run_of_its_own(
     assert moved == {name for name in start if name.startswith(("adapters.planner.", "adapters.solver."))}
     first = next(name for name in moved if name.startswith("adapters.planner."))
     assert not torch.equal(ended[first], ended[first.replace("planner", "solver")])
-
-
-def test_samples_without_a_name_train_the_shared_adapter_as_without_others(
-    make_args: MakeArgs, make_batch: MakeBatch
-) -> None:
-    several, single = EmbeddedTrainer(make_args(**TWO)), EmbeddedTrainer(make_args(**LORA))
-    for step in range(3):
-        several.train_step(named(make_batch(4, seed=step), None, "solver", "planner", None), MICRO, total)
-        single.train_step(make_batch(4, seed=step).select([0, 3]), [[0], [1]], total)
-    assert all(torch.equal(tensor, of(single, "")[name]) for name, tensor in of(several, "").items())
-    batch = named(make_batch(4, seed=9), "solver", None, "planner", "solver")
-    in_one = several.log_probs(batch, [[0, 1, 2, 3]])
-    for position, row in enumerate(several.log_probs(batch, [[3], [2], [1], [0]])):
-        torch.testing.assert_close(in_one[position], row, rtol=1e-5, atol=1e-5)
-    assert torch.equal(in_one[1], single.log_probs(batch.select([1]), [[0]])[0])
 
 
 def test_a_masked_sample_does_not_step_its_adapter(make_args: MakeArgs, make_batch: MakeBatch) -> None:

@@ -10,15 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from slime_embedded.trainer import state
 from slime_embedded.trainer.optimizer import MAX_CONSECUTIVE_SKIPS, AdamSettings, FlatAdamW
 from slime_embedded.trainer.parallel import DataParallel
 from slime_embedded.trainer.schedule import LearningRateSchedule
-from slime_embedded.trainer.state_files import capture_rng, restore_rng
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -43,27 +41,6 @@ def flat(module: nn.Module, schedule: LearningRateSchedule = CONSTANT, **setting
 def backward(module: nn.Module, step: int) -> None:
     x = torch.randn(6, 5, generator=torch.Generator().manual_seed(step))
     module(x).pow(2).sum().backward()
-
-
-@pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_steps_equal_torch_adamw_with_decay_on_matrices_only(clip: float) -> None:
-    ours, plain = model(), model()
-    optimizer = flat(ours, weight_decay=0.3, clip_grad=clip, beta2=0.95)
-    decayed = [p for p in plain.parameters() if p.dim() > 1]
-    others = [p for p in plain.parameters() if p.dim() <= 1]
-    reference = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}], lr=0.05, betas=(0.9, 0.95)
-    )
-    for step in range(4):
-        optimizer.zero_grad()
-        reference.zero_grad()
-        backward(ours, step)
-        backward(plain, step)
-        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), clip or math.inf)
-        assert optimizer.step()["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
-        reference.step()
-    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_stateless_adam_is_a_first_step_every_time() -> None:
@@ -108,86 +85,46 @@ def test_skips_in_a_row_stop_the_run() -> None:
         optimizer.step()
 
 
-def test_restore_keeps_the_counts_of_schedule_and_moments_apart() -> None:
-    optimizer = flat(model(), LearningRateSchedule(lr=1.0, warmup_steps=10))
-    optimizer.restore(steps=7, moment_steps=3)
-    assert (optimizer.steps, optimizer.moment_steps) == (7, 3)
-    assert optimizer.step()["lr"] == pytest.approx(0.7)
-
-
-def test_reset_forgets_moments_but_not_the_schedule() -> None:
-    ours = model()
-    optimizer = flat(ours)
-    backward(ours, 0)
-    optimizer.step()
-    optimizer.reset_moments()
-    assert all(not tensor.any() for tensor in optimizer.moments().values())
-    assert (optimizer.steps, optimizer.moment_steps) == (1, 0)
-
-
-def test_offloaded_gradients_hold_no_memory_and_steps_go_on_bit_for_bit() -> None:
-    modules = model(), model()
-    optimizers = [flat(module) for module in modules]
-    for step in range(3):
-        for module, optimizer in zip(modules, optimizers, strict=True):
-            optimizer.zero_grad()
-            backward(module, step)
-            optimizer.step()
-        optimizers[0].offload()
-        assert optimizers[0].grads.untyped_storage().nbytes() == 0
-        assert all(p.grad.untyped_storage().nbytes() == 0 for p in modules[0].parameters())
-        for (name, moment), other in zip(optimizers[0].moments().items(), optimizers[1].moments().values()):
-            assert torch.equal(moment, other), f"{name} is saved while it is offloaded"
-        optimizers[0].onload()
-        assert not optimizers[0].grads.any()
-    for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def schedule(**flags: Any) -> LearningRateSchedule:
     return LearningRateSchedule.from_args(Args(**{"lr": 1.0, "lr_decay_iters": 100, **flags}))
 
 
-def test_constant_after_warmup() -> None:
-    s = schedule(lr_decay_style="constant", lr_warmup_iters=4, lr_warmup_init=0.2)
-    assert [s.at(n) for n in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
-    assert s.at(10**6) == 1.0
-
-
-def test_linear() -> None:
-    s = schedule(lr_decay_style="linear", min_lr=0.1, lr_warmup_iters=20)
-    assert s.at(0) == 0.0
-    assert s.at(20) == 1.0
-    assert s.at(60) == pytest.approx(0.1 + 0.9 * 0.5)
-    assert s.at(100) == pytest.approx(0.1)
-    assert s.at(101) == 0.1
-
-
-def test_inverse_square_root() -> None:
-    s = schedule(lr_decay_style="inverse-square-root", lr_warmup_iters=4, min_lr=0.05)
-    assert s.at(16) == pytest.approx(0.5)
-    assert s.at(100) == pytest.approx(0.2)
-    assert s.at(101) == 0.05
-    endless = schedule(lr_decay_style="inverse-square-root", lr_decay_iters=None, lr_warmup_iters=4, min_lr=0.05)
-    assert endless.at(101) == pytest.approx(math.sqrt(4 / 101))
-    assert endless.at(10**6) == 0.05
-    assert endless.facts() != s.facts()
-
-
 @pytest.mark.parametrize(
-    ("style", "middle"),
+    ("flags", "expected"),
     [
-        ("linear", 0.5),
-        ("cosine", 0.5),
-        ("minus_sqrt", 1 - math.sqrt(0.5)),
-        ("exponential", 2 * math.sqrt(0.5) - 1),
+        (
+            {"lr_decay_style": "constant", "lr_warmup_iters": 4, "lr_warmup_init": 0.2},
+            {0: 0.2, 1: 0.4, 3: 0.8, 4: 1.0, 10**6: 1.0},
+        ),
+        (
+            {"lr_decay_style": "linear", "min_lr": 0.1, "lr_warmup_iters": 20},
+            {0: 0.0, 20: 1.0, 60: 0.1 + 0.9 * 0.5, 100: 0.1, 101: 0.1},
+        ),
+        (
+            {"lr_decay_style": "inverse-square-root", "lr_warmup_iters": 4, "min_lr": 0.05},
+            {16: 0.5, 100: 0.2, 101: 0.05},
+        ),
+        (
+            {"lr_decay_style": "inverse-square-root", "lr_decay_iters": None, "lr_warmup_iters": 4, "min_lr": 0.05},
+            {101: math.sqrt(4 / 101), 10**6: 0.05},
+        ),
+        *[
+            (
+                {"lr_decay_style": "WSD", "lr_wsd_decay_style": style, "lr_wsd_decay_iters": 20},
+                {80: 1.0, 90: middle, 100: 0.0},
+            )
+            for style, middle in (
+                ("linear", 0.5),
+                ("cosine", 0.5),
+                ("minus_sqrt", 1 - math.sqrt(0.5)),
+                ("exponential", 2 * math.sqrt(0.5) - 1),
+            )
+        ],
     ],
 )
-def test_warmup_stable_decay(style: str, middle: float) -> None:
-    s = schedule(lr_decay_style="WSD", lr_wsd_decay_style=style, lr_wsd_decay_iters=20)
-    assert s.at(80) == 1.0
-    assert s.at(90) == pytest.approx(middle)
-    assert s.at(100) == pytest.approx(0.0)
+def test_schedules(flags: dict[str, Any], expected: dict[int, float]) -> None:
+    found = schedule(**flags)
+    assert {step: found.at(step) for step in expected} == pytest.approx(expected, abs=1e-12)
 
 
 def test_total_steps_follow_from_the_run() -> None:
@@ -210,30 +147,12 @@ def test_total_steps_follow_from_the_run() -> None:
         ({"lr_decay_style": "linear", "lr_decay_iters": None, "num_rollout": 3}, "--rollout-batch-size"),
         ({"lr_warmup_iters": 5, "lr_warmup_fraction": 0.1}, "give one of the two"),
         ({"lr_decay_style": "WSD"}, "--lr-wsd-decay-iters"),
-        ({"min_lr": 2.0}, "--min-lr 2.0"),
-        ({"lr_warmup_init": 2.0}, "--lr-warmup-init 2.0"),
         ({"lr_decay_style": "linear", "lr_warmup_iters": 100}, "leave nothing"),
     ],
 )
 def test_contradictions_name_the_flag(flags: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         schedule(**flags)
-
-
-def draw() -> list[float]:
-    return [random.random(), random.gauss(0, 1), float(np.random.randn()), float(torch.rand(()))]
-
-
-def test_every_generator_goes_on_where_it_was() -> None:
-    random.gauss(0, 1)  # leaves a second normal number in waiting, which the state must carry
-    np.random.randn()
-    state = json.loads(json.dumps(capture_rng()))
-    expected = draw() + draw()
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    restore_rng(state)
-    assert draw() + draw() == expected
 
 
 MakeArgs = Callable[..., SimpleNamespace]
@@ -263,8 +182,7 @@ def seeded(args: SimpleNamespace) -> EmbeddedTrainer:
         {},
         {"save_dtype": "bfloat16"},
         {"lr_decay_style": "cosine", "lr_decay_iters": 10, "lr_warmup_iters": 2},
-        {"use_stateless_adam": True},
-        {"freeze_params_name_list": ["embed"]},
+        {"use_stateless_adam": True, "freeze_params_name_list": ["embed"]},
     ],
 )
 def test_two_plus_two_steps_equal_four(
@@ -283,16 +201,6 @@ def test_two_plus_two_steps_equal_four(
     assert torch.equal(second.optimizer.values, straight.optimizer.values)
     for name, moment in straight.optimizer.moments().items():
         assert torch.equal(second.optimizer.moments()[name], moment)
-
-
-def test_transformers_opens_what_was_saved(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
-    trainer = seeded(make_args())
-    train(trainer, make_batch, range(1))
-    trainer.save(tmp_path / "checkpoint")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
-    opened = dict(model.named_parameters())
-    for name, tensor in trainer.named_weights():
-        assert torch.equal(opened[name], tensor)
 
 
 def test_save_dtype(make_args: MakeArgs, tmp_path: Path) -> None:
@@ -370,28 +278,22 @@ def test_another_number_of_processes_goes_on_with_process_zeros_states(
     assert torch.equal(torch.get_rng_state(), fresh)
 
 
-@pytest.mark.parametrize("file", ["trainer/state.json", "trainer/optimizer.safetensors", "model.safetensors"])
-def test_a_torn_file_is_named(make_args: MakeArgs, tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "torn"),
+    [
+        ("trainer/state.json", True),
+        ("trainer/optimizer.safetensors", True),
+        ("model.safetensors", True),
+        ("trainer/optimizer.safetensors", False),
+        ("model.safetensors", False),
+    ],
+)
+def test_a_torn_or_missing_file_is_named(make_args: MakeArgs, tmp_path: Path, file: str, torn: bool) -> None:
     EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
     path = tmp_path / "checkpoint" / file
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        EmbeddedTrainer(make_args()).load(tmp_path / "checkpoint")
-
-
-@pytest.mark.parametrize("file", ["trainer/optimizer.safetensors", "model.safetensors"])
-def test_a_missing_file_is_named(make_args: MakeArgs, tmp_path: Path, file: str) -> None:
-    EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint" / file).unlink()
-    with pytest.raises(CheckpointError, match=Path(file).name):
-        EmbeddedTrainer(make_args()).load(tmp_path / "checkpoint")
-
-
-def test_a_checkpoint_of_another_architecture_is_refused(make_args: MakeArgs, tmp_path: Path, model_dir: Path) -> None:
-    EmbeddedTrainer(make_args()).save(tmp_path / "checkpoint")
-    path = tmp_path / "checkpoint/model.safetensors"
-    tensors = load_file(path)
-    tensors["model.norm.weight"] = torch.ones(5)
-    save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight has shape \[5\], the model needs \[32\]"):
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    path.unlink()
+    if torn:
+        path.write_bytes(half)
+    with pytest.raises(CheckpointError, match="cannot be read" if torn else path.name):
         EmbeddedTrainer(make_args()).load(tmp_path / "checkpoint")

@@ -1,9 +1,9 @@
-"""The trainer against a plain transformers model trained one sample at a time, and its own invariances."""
+"""The trainer against a plain transformers model trained one sample at a time; its micro-batches and settings."""
 
 from __future__ import annotations
 
 import json
-import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +11,22 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.logprobs import response_log_probs
 from slime_embedded.trainer.frozen import tensors
+from slime_embedded.trainer.microbatch import pack, through
+from slime_embedded.trainer.parallel import DataParallel
+from slime_embedded.trainer.settings import TrainerSettings
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_estimators.distillation.loss import Distillation
 from slime_estimators.grpo import GRPO
 from transformers import AutoModelForCausalLM
 
-from slime_core.config import load_settings
-from slime_core.errors import CheckpointError, ConfigError, TrainError
+from slime_core.config import Args, load_settings
+from slime_core.errors import ConfigError, TrainError
 from slime_core.learning.tensors import Denominators, TrainTensors
+from slime_core.models.config import load_model_config
+from slime_core.models.hf_io import read_weights
 from slime_core.protocols import LossFn, MicroBatchOutput
 from slime_core.sample import TrainBatch
 from tests.chat_tokenizers import save
@@ -67,15 +73,6 @@ def reference_loss(model: Any, batch: TrainBatch, temperature: float, entropy_co
     return total / sum(batch.response_lengths)
 
 
-def test_log_probs_equal_transformers(make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path) -> None:
-    trainer, batch = EmbeddedTrainer(make_args(rollout_temperature=0.7)), make_batch(9)
-    model = AutoModelForCausalLM.from_pretrained(model_dir)
-    found = trainer.log_probs(batch, [[3, 0, 8], [1, 2, 4, 5], [7, 6]])
-    for ours, (expected, _) in zip(found, reference_log_probs(model, batch, 0.7), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
-        assert ours.dtype == torch.float32
-
-
 def test_three_steps_equal_plain_transformers_training(
     make_args: MakeArgs, make_batch: MakeBatch, model_dir: Path
 ) -> None:
@@ -110,14 +107,6 @@ def test_three_steps_equal_plain_transformers_training(
     expected = dict(model.named_parameters())
     for name, tensor in trainer.named_weights():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_recompute_changes_no_bit(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    batch = make_batch(8)
-    plain, recomputed = (EmbeddedTrainer(make_args(recompute_granularity=g)) for g in (None, "full"))
-    for trainer in (plain, recomputed):
-        trainer.train_step(batch, [list(range(8))], weighted_loss(batch))
-    assert torch.equal(plain.optimizer.values, recomputed.optimizer.values)
 
 
 def test_bfloat16_is_close_and_parameters_stay_float32(make_args: MakeArgs, make_batch: MakeBatch) -> None:
@@ -160,14 +149,6 @@ def test_samples_without_response_and_a_loss_without_gradient(make_args: MakeArg
     constant = trainer.train_step(batch, [[0, 1]], lambda out: (torch.zeros(()), {})).metrics
     assert connected["grad_norm"] == constant["grad_norm"] == 0.0
     assert torch.equal(trainer.optimizer.values, before)
-
-
-def test_a_step_without_finite_gradient_is_skipped(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    trainer, batch = EmbeddedTrainer(make_args()), make_batch(2)
-    before = weights(trainer)
-    result = trainer.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum() * math.nan, {})).metrics
-    assert result["skipped_steps"] == 1.0
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.named_weights())
 
 
 def test_the_old_actor_stays_until_it_is_updated(make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path) -> None:
@@ -250,27 +231,7 @@ def test_freezing_everything_or_giving_both_lists_is_refused(make_args: MakeArgs
         EmbeddedTrainer(make_args(freeze_params_name_list=["x"], only_train_params_name_list=["y"]))
 
 
-def test_weights_that_do_not_fit_name_the_directory(make_args: MakeArgs, model_dir: Path) -> None:
-    config = (model_dir / "config.json").read_text()
-    (model_dir / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
-    with pytest.raises(CheckpointError, match=r"model:[^$]*missing model\.layers\.2"):
-        EmbeddedTrainer(make_args())
-
-
 # -- a teacher, entropies, logits ------------------------------------------------------------------------
-
-
-def test_a_teacher_of_another_size(make_args: MakeArgs, make_batch: MakeBatch, make_model: Callable[..., Path]) -> None:
-    directory = make_model("teacher", seed=7, hidden_size=16, num_hidden_layers=1, tie_word_embeddings=False)
-    flags = {"use_opd": True, "opd_type": "megatron", "opd_teacher_load": str(directory), "rollout_temperature": 0.7}
-    trainer, batch = EmbeddedTrainer(make_args(**flags)), make_batch(5)
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    before = trainer.log_probs(batch, [[3, 0], [1, 2, 4]], role="teacher")
-    for ours, (expected, _) in zip(before, reference_log_probs(model, batch, 0.7), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
-    trainer.train_step(batch, [[0, 1, 2, 3, 4]], weighted_loss(batch))
-    after = trainer.log_probs(batch, [[3, 0], [1, 2, 4]], role="teacher")
-    assert torch.equal(torch.cat(before), torch.cat(after))
 
 
 def test_every_row_has_the_divergence_from_its_own_teacher(
@@ -408,14 +369,7 @@ def test_a_step_on_logits_is_the_same_step(
 
 @pytest.mark.parametrize(
     ("gib", "processes", "changes", "tokens"),
-    [
-        (1024, 1, {}, 4096),
-        (4, 1, {}, 1024),
-        (8, 1, {}, 3072),
-        (16, 2, {}, 3072),
-        (6, 1, {}, 1024),
-        (6, 1, {"lora_rank": 8}, 2048),
-    ],
+    [(1024, 1, {}, 4096), (16, 2, {}, 3072), (6, 1, {}, 1024), (6, 1, {"lora_rank": 8}, 2048)],
 )
 def test_passes_take_half_of_the_memory_that_is_left(
     gib: int, processes: int, changes: dict[str, Any], tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -429,25 +383,138 @@ def test_passes_take_half_of_the_memory_that_is_left(
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(4 * 134_515_008)
     monkeypatch.setattr("slime_embedded.trainer.trainer.main_memory", lambda: gib << 30)
-    args: Any = SimpleNamespace(
-        **{
-            "device": "cpu",
-            "hf_checkpoint": str(tmp_path),
-            "lora_rank": None,
-            "actor_num_nodes": 1,
-            "max_tokens_per_gpu": 4096,
-            **changes,
-        }
-    )
+    given = {"lora_rank": None, "actor_num_nodes": 1, "max_tokens_per_gpu": 4096, **changes}
+    args: Any = SimpleNamespace(device="cpu", hf_checkpoint=str(tmp_path), **given)
     assert EmbeddedTrainer.tokens_that_fit(args, processes) == tokens
 
 
-def test_weights_are_shown_as_they_move(make_args: MakeArgs, make_batch: MakeBatch) -> None:
-    """Copies of the same elements each time, of all columns."""
-    trainer = EmbeddedTrainer(make_args())
-    before = trainer.weight_probes().clone()
-    batch = make_batch(2)
-    trainer.train_step(batch, [[0, 1]], weighted_loss(batch))
-    after = trainer.weight_probes()
-    assert len(before) == len(after) > 1000
-    assert 0 < float((after - before).norm() / before.norm()) < 1
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("every_token", [False, True])
+def test_rows_point_at_the_predecessors_of_the_response(
+    every_token: bool, make_batch: Callable[..., TrainBatch]
+) -> None:
+    """The last token of a sample predicts nothing."""
+    batch = make_batch(6)
+    micro = pack(batch, [4, 0, 3], 61, CPU, every_token=every_token)
+    expected_ids, expected_rows, expected_targets = [], [], []
+    for i in (4, 0, 3):
+        start, tokens = len(expected_ids), batch.tokens[i]
+        for t in range(len(tokens) - batch.response_lengths[i], len(tokens)):
+            expected_rows.append(start + t - 1)
+            expected_targets.append(tokens[t])
+        expected_ids += tokens if every_token else tokens[:-1]
+    assert micro.token_ids.tolist() == expected_ids
+    assert micro.rows.tolist() == expected_rows
+    assert micro.targets.tolist() == expected_targets
+
+
+def test_bad_samples_are_named(make_batch: Callable[..., TrainBatch]) -> None:
+    batch = make_batch(3)
+    batch.sample_indices = [70, 71, 72]
+    with pytest.raises(TrainError, match="without samples"):
+        pack(batch, [], 61, CPU)
+    with pytest.raises(TrainError, match="vocabulary of 5"):
+        pack(batch, [0], 5, CPU)
+    batch.response_lengths[1] = len(batch.tokens[1])
+    with pytest.raises(TrainError, match=r"sample 71 .* at least one prompt token"):
+        pack(batch, [0, 1], 61, CPU)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_prompt_is_computed_once_with_the_same_states_and_gradients(
+    recompute: bool, model_dir: Path, make_batch: Callable[..., TrainBatch]
+) -> None:
+    """Prompts of 1, 2, 20 and 90 tokens, the third a beginning of the last, in no order; one sample has no response."""
+    rng = random.Random(0)
+    long = [rng.randrange(61) for _ in range(90)]
+    prompts = [long, [5], long[:20], [7, 9], long, [5], long[:20], [7, 9], long[:20], long]
+    batch = make_batch(len(prompts))
+    batch.response_lengths = [0 if i == 3 else rng.randrange(1, 30) for i in range(len(prompts))]
+    batch.tokens = [
+        prompt + [rng.randrange(61) for _ in range(length)]
+        for prompt, length in zip(prompts, batch.response_lengths, strict=True)
+    ]
+    config = load_model_config(model_dir)
+    model = Decoder.from_weights(config, read_weights(model_dir), recompute=recompute)
+    micro = pack(batch, range(len(prompts)), 61, CPU)
+    computed: list[int] = []
+    model.model.embed_tokens.register_forward_hook(lambda _, given, __: computed.append(len(given[0])))
+    # Gradients of a few units, whose last bits are below the tolerance.
+    weight = 0.2 * torch.randn(len(micro.rows), 32, generator=torch.Generator().manual_seed(0))
+    found = []
+    same = torch.nn.Identity()
+    for hidden in (through(model, micro, same, every_row=True)[micro.rows], through(model, micro, same)):
+        found.append((hidden, torch.autograd.grad((hidden * weight).sum(), list(model.parameters()))))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert computed == [len(micro.token_ids), len(micro.token_ids) - (2 * 90 + 2 * 20 + 1)]
+
+
+def test_several_processes_need_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR.*torchrun"):
+        DataParallel("cpu")
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ConfigError, match="WORLD_SIZE='two'"):
+        DataParallel("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--device cuda"):
+        DataParallel("cuda")
+    assert DataParallel("auto").device.type == "cpu"
+
+
+def settings(**flags: Any) -> TrainerSettings:
+    return TrainerSettings.from_args(Args(**{"hf_checkpoint": "m", **flags}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "reference"),
+    [
+        ({}, None),
+        ({"kl_coef": 0.0, "use_kl_loss": False, "ref_load": "r"}, None),
+        ({"kl_coef": 0.1}, "m"),
+        ({"use_kl_loss": True, "ref_load": "r"}, "r"),
+    ],
+)
+def test_a_reference_is_loaded_only_when_kl_is_used(flags: dict[str, Any], reference: str | None) -> None:
+    assert settings(**flags).ref_checkpoint == reference
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"recompute_granularity": "selective"},
+        {"freeze_params_name_list": ["("]},
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=str(next(iter(flags))).replace("_", "-")):
+        settings(**flags)
+
+
+PARAMETERS = [
+    ("model.embed_tokens.weight", "embedding.word_embeddings.weight"),
+    ("model.layers.0.mlp.up_proj.weight", "decoder.layers.0.mlp.linear_fc1.weight"),
+    ("model.layers.0.post_attention_layernorm.weight", "decoder.layers.0.pre_mlp_layernorm.weight"),
+    ("model.layers.1.mlp.up_proj.weight", "decoder.layers.1.mlp.linear_fc1.weight"),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"freeze_params_name_list": [r"layers\.0\."]}, {0, 3}),
+        ({"only_train_params_name_list": ["norm", "embed"]}, {0, 2}),
+        ({"only_train_params_name_list": ["mlp"]}, {1, 3}),  # which Megatron's name of a norm has, too
+        ({"only_train_params_name_list": ["pre_mlp", "word_emb"]}, {0, 2}),
+        ({"freeze_params_name_list": ["linear_fc1", r"^model\.embed"]}, {2}),
+    ],
+)
+def test_which_parameters_train(flags: dict[str, Any], expected: set[int]) -> None:
+    assert settings(**flags).trained(PARAMETERS) == ({PARAMETERS[index][0] for index in expected}, [])

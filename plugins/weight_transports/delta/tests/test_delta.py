@@ -382,15 +382,6 @@ def test_the_same_number_of_another_part_of_the_run_is_no_base(setting: Setting)
     assert same(setting.served(), setting.weights)
 
 
-def test_a_number_pushed_again_is_a_full_version(setting: Setting) -> None:
-    setting.write(setting.weights, 1)
-    setting.write(step(setting.weights, 1), 2)
-    setting.apply(2)  # but another engine failed, so the loop pushes version 2 again
-    assert setting.write(step(setting.weights, 2), 2).density == 1
-    assert setting.apply(2).rebuilt
-    assert same(setting.served(), setting.weights)
-
-
 def test_versions_of_another_run_are_never_touched(setting: Setting, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     first = DeltaWriter(shared, setting.checkpoint, run="/runs/one")
@@ -404,14 +395,6 @@ def test_versions_of_another_run_are_never_touched(setting: Setting, tmp_path: P
     with pytest.raises(ConfigError, match="cannot be read"):
         DeltaWriter(shared, setting.checkpoint, run="/runs/one")
     assert list(versions_in(shared)) == [1]
-
-
-def test_a_run_takes_over_what_it_wrote_itself_in_full_mode(setting: Setting) -> None:
-    (setting.source / OWNER).unlink()
-    (setting.source / "weight_v000003").mkdir()
-    writer = setting.new_writer()
-    writer.write(setting.weights.items(), 4)
-    assert list(versions_in(setting.source)) == [4]
 
 
 def test_a_local_directory_of_somebody_else_is_never_touched(setting: Setting) -> None:
@@ -485,6 +468,18 @@ def test_every_flipped_byte_of_a_delta_is_refused_and_changes_nothing(setting: S
         path.write_bytes(intact)
     setting.apply(2)
     assert same(setting.served(), setting.weights)
+
+
+def test_a_flipped_byte_of_a_full_version_is_refused(setting: Setting) -> None:
+    setting.write(setting.weights, 1)
+    setting.apply(1)
+    before = setting.weights
+    setting.writer = setting.new_writer()
+    path = setting.write(model(4), 2).directory / "model-00001-of-00001.safetensors"
+    _flip(path, path.stat().st_size - 1)
+    with pytest.raises(WeightSyncError, match="corrupted"):
+        setting.apply(2)
+    assert same(setting.served(), before)
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])

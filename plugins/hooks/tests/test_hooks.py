@@ -1,4 +1,4 @@
-"""Each tracker through its own library, offline; one that hangs or fails; what none is told."""
+"""Trackers through their own libraries, offline; adaptive KL; every hook plugin against the contract of hooks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_hooks.adaptive_kl import AdaptiveKL, updated
 from slime_hooks.trackers import Options, Trackers, Worker, tensorboard
 from slime_hooks.trackers.numbers import Tracked, histogram, settings_of
 from slime_hooks.trackers.tail import Tail
+from slime_testing_contracts import suites
+from slime_testing_contracts.loop import run_loop
 
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError
+from tests.run_files import timeless
 from tests.until import until
 
 SECRET, PROMPT = "sk-very-secret", "what nobody else may read"
@@ -209,10 +213,6 @@ def test_what_is_not_installed_is_refused_with_the_line_to_install(
     monkeypatch.setattr("slime_hooks.trackers.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--use-wandb needs wandb: pip install 'slime-rl\[wandb\]'"):
         follow(tmp_path, use_wandb=True)
-    with pytest.raises(
-        ConfigError, match=r"plugins.trackers.use otel needs opentelemetry: pip install 'slime-rl\[otel\]'"
-    ):
-        follow(tmp_path, use=["otel"])
 
 
 class Hanging:
@@ -285,3 +285,70 @@ def test_a_timeline_is_read_on_past_what_a_kill_tore_and_not_past_what_is_being_
     with path.open("ab") as file:
         file.write(b' "push"}\n')
     assert list(tail.new()) == [{"e": "push"}]
+
+
+globals().update(suites("slime.plugins", "slime_hooks", {}, globals()))
+
+
+def make_args(target: float | None = 0.1, **changes: Any) -> Args:
+    plain = {"kl_coef": 0.0, "kl_loss_coef": 0.0, "use_kl_loss": False, "max_trainer_restarts": 0, "load": None}
+    return Args(
+        **{**plain, "ckpt_step": None, "finetune": False, "plugins": {"adaptive_kl": {"target": target}}, **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(0.1, 1.0), (0.11, 1.01), (0.5, 1.02), (0.09, 0.99), (0.0, 0.98), (-3.0, 0.98),
+     (float("nan"), 1.0), (float("inf"), 1.02), (float("-inf"), 0.98)],
+)  # fmt: skip
+def test_the_rule(kl: float, expected: float) -> None:
+    assert updated(2.0, kl, 0.1, 0.1) == pytest.approx(2.0 * expected)
+
+
+def test_it_moves_the_coefficient_that_is_used_once_a_rollout() -> None:
+    controller, args = AdaptiveKL(), make_args(use_kl_loss=True, kl_loss_coef=0.5)
+    controller.slime_configure(args)
+    for rollout, kl in ((0, 0.05), (0, 0.05), (1, 0.2)):
+        controller.slime_step_end(rollout, {"train/kl_loss": kl, "rollout/kl": 9.0})
+    assert args.kl_loss_coef == pytest.approx(0.5 * 0.98 * 1.02)
+    assert args.kl_coef == 0.0
+    assert controller.slime_save_state() == {
+        "slime-hooks/adaptive_kl": {"setting": "kl_loss_coef", "coefficient": args.kl_loss_coef}
+    }
+    controller.slime_step_end(2, {})  # a rollout that trains the critic alone
+    controller.slime_configure(make_args(None))
+    controller.slime_step_end(3, {"train/kl_loss": 9.0})
+    assert args.kl_loss_coef == pytest.approx(0.5 * 0.98 * 1.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"adaptive_kl.target 0.1: there is no KL coefficient .* --kl-coef 0.01"),
+        ({"kl_coef": 0.1, "max_trainer_restarts": 2}, r"--max-trainer-restarts 2: .* plugins.adaptive_kl"),
+    ],
+)
+def test_what_it_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AdaptiveKL().slime_configure(make_args(**changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"use_kl_loss": True, "kl_loss_coef": 0.1},
+        {"kl_coef": 0.1, "advantage_estimator": "reinforce_plus_plus"},
+    ],
+    ids=["loss", "reward"],
+)
+def test_a_resumed_run_is_the_run(tmp_path: Path, flags: dict[str, Any]) -> None:
+    flags = {**flags, "plugins": {"adaptive_kl": {"target": 1e-4}}, "lr": 1e-2, "save_interval": 1}
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = run_loop(tmp_path / "whole", 3, **flags)
+    run_loop(tmp_path / "parts", 1, **flags)
+    parts = run_loop(tmp_path / "parts", 3, **flags, load=tmp_path / "parts" / "run")
+    assert timeless(parts.run_dir) == timeless(whole.run_dir)
+    assert parts.weight_checksums == whole.weight_checksums
+    assert whole.metric("rollout/kl_coefficient") == pytest.approx([0.1 * 0.98, 0.1 * 0.98 * 1.02])

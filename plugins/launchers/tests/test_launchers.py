@@ -1,4 +1,4 @@
-"""YAML for Kubernetes and SkyPilot: every field exists in the API, and the files in it are the job's folder."""
+"""Launchers, and the YAML for Kubernetes and SkyPilot: every field exists in the API."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from slime_submit.command import run
+from slime_testing_contracts import CommandContract, LauncherContract
 
 from slime_core.errors import ConfigError
 
@@ -131,3 +132,11 @@ def test_a_task_of_skypilot(nodes: int, printed: Any, tmp_path: Path) -> None:
 def test_nodes_cannot_share_a_bucket(printed: Any) -> None:
     with pytest.raises(ConfigError, match=r"--volume s3://bucket:/data: 2 nodes cannot share a bucket; name a volume"):
         printed("--to=skypilot", "--volume=s3://bucket:/data", "--nodes=2")
+
+
+class TestRay(LauncherContract):
+    component = "ray"
+
+
+class TestSubmit(CommandContract):
+    component = "submit"

@@ -1,4 +1,4 @@
-"""The trainer's pass through a vision-language model is that of plain transformers: log-probs, and gradients."""
+"""Decoders: vision-language models and mixtures of experts against transformers'."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 from slime_data.images import ImagePrompts, load_processor
+from slime_embedded.models.decoder import Decoder
+from slime_models.qwen3_moe import model
 from slime_testing_contracts.tiny import tiny_model
 from slime_testing_contracts.tiny_vision import IMAGE_TOKENS, tiny_qwen2_vl, tiny_vision_model, write_image
 
 from slime_core.config import Args
 from slime_core.errors import ConfigError, TrainError
+from slime_core.models.config import load_model_config
+from slime_core.models.hf_io import read_weights
 from slime_core.multimodal import TrainInputs, image_token_of
 from slime_core.plugins.resolve import resolve
 from slime_core.protocols import MicroBatchOutput
@@ -91,9 +95,8 @@ def minus_mean(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.
     return loss, {"loss": loss.detach()}
 
 
-@pytest.mark.parametrize("micro_batches", [[[0, 1, 2]], [[2, 0], [1]]])
-def test_log_probs_are_transformers(checkpoint: Path, micro_batches: list[list[int]]) -> None:
-    batch, trainer = batch_of(checkpoint), trainer_of(checkpoint)
+def test_log_probs_are_transformers(checkpoint: Path) -> None:
+    batch, trainer, micro_batches = batch_of(checkpoint), trainer_of(checkpoint), [[2, 0], [1]]
     found = trainer.log_probs(batch, micro_batches)
     with torch.no_grad():
         expected = reference_log_probs(reference(checkpoint), batch)
@@ -255,3 +258,81 @@ def test_a_missing_part_is_named(missing: str) -> None:
     del hf[missing]
     with pytest.raises(ConfigError, match=missing):
         resolve("models", "llava", origin="test").obj(hf)
+
+
+HF = {
+    "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A directory that transformers wrote, and its model."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    settings = {k: v for k, v in HF.items() if k != "model_type"}
+    config = Qwen3MoeConfig(**settings, norm_topk_prob=True, initializer_range=0.2, mlp_only_layers=[1])
+    reference = Qwen3MoeForCausalLM(config).eval()
+    directory = tmp_path_factory.mktemp("qwen3-moe")
+    reference.save_pretrained(directory)
+    return directory, reference
+
+
+def our_decoder(directory: Path) -> Decoder:
+    return Decoder.from_weights(load_model_config(directory), read_weights(directory))
+
+
+def test_logits_and_gradients_are_transformers(saved: tuple[Path, Any], tmp_path: Path) -> None:
+    directory, reference = saved
+    decoder = our_decoder(directory)
+    ids = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(1))
+    expected, found = reference(ids).logits[0], decoder(ids[0], [40])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    expected.backward(grad)
+    found.backward(grad)
+    # Their gradients under the names of the files: a model whose weights are those gradients, saved.
+    from transformers import Qwen3MoeForCausalLM
+
+    of_gradients = Qwen3MoeForCausalLM(reference.config)
+    theirs = dict(reference.named_parameters())
+    with torch.no_grad():
+        for name, parameter in of_gradients.named_parameters():
+            parameter.copy_(theirs[name].grad)
+    reference.zero_grad()
+    of_gradients.save_pretrained(tmp_path)
+    gradients = dict(read_weights(tmp_path))
+    for name, parameter in decoder.named_parameters():
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad  # an expert nobody chose
+        torch.testing.assert_close(grad, gradients[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "layers"),
+    [
+        ({}, (0, 1, 2)),
+        ({"decoder_sparse_step": 2}, (1,)),
+        ({"mlp_only_layers": [0, 2]}, (1,)),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [1]}, (2,)),
+    ],
+)
+def test_which_layers_have_experts(change: dict[str, Any], layers: tuple[int, ...]) -> None:
+    config = model({**HF, **change})
+    assert config.moe is not None
+    assert config.moe.layers == layers
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 of 6 experts; allowed: 1 to 6"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+    ],
+)
+def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model({**HF, **change})

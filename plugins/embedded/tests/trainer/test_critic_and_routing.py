@@ -1,18 +1,23 @@
-"""Routing replay of the embedded trainer, with the embedded engine for a source of experts (R3)."""
+"""The critic against transformers, and routing replay with the experts of the embedded engine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from slime_embedded.engine.core import CoreOptions, EngineCore
 from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_testing_contracts.tiny import tiny_moe_model
+from transformers import AutoModelForTokenClassification
 
 from slime_core.config import Args
-from slime_core.errors import TrainError
+from slime_core.errors import CheckpointError
 from slime_core.learning.learner import routing_arrays
 from slime_core.models.config import ModelConfig, load_model_config
 from slime_core.models.family import routed_layers
@@ -21,7 +26,122 @@ from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
 from slime_core.sample.routed_experts import FREE
 
-LAYERS_WITH_EXPERTS = [0, 2]
+MakeArgs = Callable[..., SimpleNamespace]
+MakeBatch = Callable[..., TrainBatch]
+
+
+def make_critic(args: Any) -> EmbeddedTrainer:
+    return EmbeddedTrainer(args, role="critic")
+
+
+def squared_error(batch: TrainBatch) -> Callable[[MicroBatchOutput], tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """To the sample's reward, over all response tokens of the batch."""
+    total = sum(batch.response_lengths)
+
+    def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        assert output.values is not None
+        assert output.log_probs.numel() == 0
+        targets = torch.cat([torch.full((batch.response_lengths[p],), batch.rewards[p]) for p in output.positions])
+        loss = (output.values - targets).square().sum() / total
+        return loss, {"value_loss": loss}
+
+    return loss_fn
+
+
+def trained(make_args: MakeArgs, make_batch: MakeBatch, steps: int = 3, **changes: Any) -> EmbeddedTrainer:
+    critic = make_critic(make_args(**changes))
+    for step in range(steps):
+        batch = make_batch(8, seed=step)
+        critic.train_step(batch, [[0, 1, 2, 3], [4, 5, 6, 7]], squared_error(batch))
+    return critic
+
+
+def test_values_start_at_zero_and_learn_the_reward(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    critic, batch = make_critic(make_args()), make_batch(8)
+    everything = [list(range(8))]
+    assert all(not part.any() for part in critic.values(batch, everything))
+    losses = [critic.train_step(batch, everything, squared_error(batch)).metrics["value_loss"] for _ in range(60)]
+    assert losses[-1] < losses[0] / 3
+    found = [part[-1].item() for part in critic.values(batch, everything)]
+    assert torch.corrcoef(torch.tensor([found, batch.rewards]))[0, 1] > 0.8
+
+
+def test_saved_critics_are_transformers_token_classifiers_with_their_gradients(
+    make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    critic, batch = trained(make_args, make_batch), make_batch(6, seed=9)
+    critic.save(tmp_path / "critic")
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").eval()
+    assert type(model).__name__ == "Qwen3ForTokenClassification"
+    assert model.config.num_labels == 1
+    for tokens, length, found in zip(
+        batch.tokens, batch.response_lengths, critic.values(batch, [[0, 4], [1, 2, 3, 5]]), strict=True
+    ):
+        with torch.no_grad():
+            expected = model(torch.tensor([tokens])).logits[0, -length - 1 : -1, 0]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert found.any()
+    loss = torch.zeros(())
+    for tokens, length, reward in zip(batch.tokens, batch.response_lengths, batch.rewards, strict=True):
+        values = model(torch.tensor([tokens])).logits[0, -length - 1 : -1, 0]
+        loss = loss + (values - reward).square().sum() / sum(batch.response_lengths)
+    loss.backward()
+    critic.train_step(batch, [[0, 3, 5], [1, 2, 4]], squared_error(batch))
+    expected_of = dict(model.named_parameters())
+    clip = min(1.0, 1.0 / float(torch.stack([p.grad.norm() for p in expected_of.values()]).norm()))
+    for name, parameter in critic.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, clip * expected_of[name].grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("save_dtype", ["bfloat16"])
+def test_save_and_load_go_on_bit_for_bit(
+    make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path, save_dtype: str
+) -> None:
+    whole = trained(make_args, make_batch, 5, save_dtype=save_dtype)
+    first = trained(make_args, make_batch, 3, save_dtype=save_dtype)
+    first.save(tmp_path / "critic")
+    again = make_critic(make_args(save_dtype=save_dtype))
+    again.load(tmp_path / "critic")
+    for step in (3, 4):
+        batch = make_batch(8, seed=step)
+        again.train_step(batch, [[0, 1, 2, 3], [4, 5, 6, 7]], squared_error(batch))
+    assert torch.equal(again.optimizer.values, whole.optimizer.values)
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.optimizer.moments().values(), whole.optimizer.moments().values())
+    )
+
+
+def test_critic_load_takes_the_head_of_a_critic_and_drops_another(
+    make_args: MakeArgs, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    batch, source = make_batch(4), trained(make_args, make_batch)
+    source.save(tmp_path / "critic")
+    loaded = make_critic(make_args(critic_load=str(tmp_path / "critic")))
+    expected = torch.cat(source.values(batch, [[0, 1, 2, 3]]))
+    assert torch.equal(torch.cat(loaded.values(batch, [[0, 1, 2, 3]])), expected)
+    path = tmp_path / "critic" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "score.weight": torch.ones(3, 32), "score.bias": torch.ones(3)}, path)
+    fresh = make_critic(make_args(critic_load=str(tmp_path / "critic")))
+    assert not torch.cat(fresh.values(batch, [[0, 1, 2, 3]])).any()
+
+
+def test_its_own_learning_rate_and_all_parameters(make_args: MakeArgs, make_batch: MakeBatch) -> None:
+    flags = {"critic_lr": 0.5, "freeze_params_name_list": ["embed"], "kl_coef": 0.1}
+    args, batch = make_args(**flags), make_batch(2)
+    actor, critic = EmbeddedTrainer(args), make_critic(args)
+    assert critic.train_step(batch, [[0, 1]], squared_error(batch)).metrics["lr"] == 0.5
+    assert actor.train_step(batch, [[0, 1]], lambda out: (out.log_probs.sum(), {})).metrics["lr"] == 1e-2
+    assert "model.embed_tokens.weight" in critic.optimizer.shapes
+    assert "model.embed_tokens.weight" not in actor.optimizer.shapes
+
+
+def test_an_actors_checkpoint_is_not_a_critics(make_args: MakeArgs, tmp_path: Path) -> None:
+    EmbeddedTrainer(make_args()).save(tmp_path / "actor")
+    with pytest.raises(CheckpointError, match=r"trained parameter score\.bias: not trained then"):
+        make_critic(make_args()).load(tmp_path / "actor")
+
+
 TILED = "true_on_policy_mode"
 Weights = dict[str, torch.Tensor]
 
@@ -158,37 +278,3 @@ def test_recomputed_and_tiled_passes_replay_alike(config: ModelConfig, changes: 
     assert other["loss"] == pytest.approx(plain["loss"], rel=1e-4)
     assert other["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
     assert plain_weights.keys() == other_weights.keys()
-
-
-def test_free_positions_are_routed_by_the_trainer(config: ModelConfig) -> None:
-    """Half the rows unknown, one sample without any: log-probs are those of the mixed routing, none missing."""
-    batch, _ = rollout(config)
-    model = trainer()
-    expected = model.log_probs(batch, SPLIT)
-    assert batch.routed_experts is not None
-    for array in batch.routed_experts:
-        array[::2] = FREE
-    batch.routed_experts[1][:] = FREE
-    for a, b in zip(expected, model.log_probs(batch, SPLIT), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    model.close()
-
-
-def test_engines_rows_become_arrays(config: ModelConfig) -> None:
-    batch, experts = rollout(config)
-    layers, per_token = config.num_layers, 2
-    zeros = np.zeros((len(batch.tokens[0]) - 1, layers, per_token), np.int32)
-    batch.routed_experts = [zeros, None, *(e.tolist() for e in experts[2:])]
-    arrays = routing_arrays(batch, routed_layers(tiny_moe_model(), None))
-    assert (arrays[0] == FREE).all(), "an expert named twice: the engine did not route there"
-    assert (arrays[1] == FREE).all()
-    np.testing.assert_array_equal(arrays[2][:, LAYERS_WITH_EXPERTS], experts[2][:, LAYERS_WITH_EXPERTS])
-    assert (arrays[2][:, 1] == FREE).all()
-
-
-@pytest.mark.parametrize("change", [lambda e: e[:-1], lambda e: e[:, :2], lambda e: e[:, :, :1], lambda e: e + 7])
-def test_another_models_experts_are_an_error(config: ModelConfig, change: Any) -> None:
-    batch, experts = rollout(config)
-    batch.routed_experts = [change(e) for e in experts]
-    with pytest.raises(TrainError, match="this model has 3 layers and 2 of 8 experts"):
-        routing_arrays(batch, routed_layers(tiny_moe_model(), None))

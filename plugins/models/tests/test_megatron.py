@@ -1,4 +1,4 @@
-"""Families for Megatron: their layers against transformers and plain loops, and what each refuses."""
+"""Every component against the contract of its kind; families for Megatron against transformers and plain loops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,188 @@ from slime_models.glm4.megatron import megatron as glm4_megatron
 from slime_models.glm4_moe import megatron as glm4_moe_megatron
 from slime_models.glm4_moe_lite import megatron as glm4_moe_lite_megatron
 from slime_models.kimi_k2 import megatron as kimi_k2_megatron
+from slime_models.mimo import megatron as mimo_megatron
 from slime_models.minimax_m2.megatron import megatron as minimax_m2_megatron
 from slime_models.qwen3_next.delta_rule import causal_conv, gated_delta_rule
 from slime_models.qwen3_next.megatron import megatron as qwen3_next_megatron
+from slime_testing_contracts import MegatronModelContract, suites
 from slime_trainer_megatron.families import places
 from torch import Tensor
 from torch.nn import functional
 
 from slime_core.errors import ConfigError
+
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+EXPERTS = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "n_group": 4,
+    "topk_group": 2,
+}
+GLM4_MOE_EXPERTS = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "attention_bias": True,
+}
+QWEN3_MOE_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "head_dim": 16,
+}
+QWEN3_NEXT_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+
+MEGATRON_MODELS = {
+    "deepseek_v3": {"config": {**LATENT, **EXPERTS}},
+    "deepseek_v3: moonlight": {
+        "config": {**LATENT, **EXPERTS, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "n_shared_experts": 2}
+    },
+    "glm4": {"config": {"head_dim": 8, "pad_token_id": None}},
+    "glm4: without biases": {"config": {"head_dim": 16, "attention_bias": False, "pad_token_id": None}},
+    "glm4_moe": {"config": {**GLM4_MOE_EXPERTS, "use_qk_norm": True, "head_dim": 8}},
+    "glm4_moe: air": {"config": {**GLM4_MOE_EXPERTS, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}},
+    "glm4_moe_lite": {
+        "config": {
+            **{name: value for name, value in {**LATENT, **EXPERTS}.items() if "group" not in name},
+            "v_head_dim": 16,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        }
+    },
+    "kimi_k2": {
+        "reference": "deepseek_v3",
+        "config": {**LATENT, **EXPERTS, "v_head_dim": 8, "n_routed_experts": 12, "n_group": 1, "topk_group": 1},
+    },
+    "llama": {},
+    "minimax_m2": {"config": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8}},
+    "qwen2: tied": {"config": {"tie_word_embeddings": True, "num_key_value_heads": 4}},
+    "qwen3: tied": {"config": {"tie_word_embeddings": True}},
+    "qwen3_next": {"config": {**LINEAR, **QWEN3_NEXT_EXPERTS, "num_hidden_layers": 4}},
+    "qwen3_next: with dense layers and other intervals": {
+        "config": {
+            **LINEAR,
+            **QWEN3_NEXT_EXPERTS,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        }
+    },
+}
+MODELS = {
+    "llava": None,  # test_vision_language.py
+    "qwen2_vl": None,
+    "qwen2_5_vl": None,
+    "qwen3_vl": None,
+    "llama: tied": {"config": {"tie_word_embeddings": True, "num_key_value_heads": 4}},
+    "qwen2: tied": {"config": {"tie_word_embeddings": True, "num_key_value_heads": 4}},
+    "qwen3: tied": {"config": {"tie_word_embeddings": True, "num_key_value_heads": 4}},
+    "qwen3_moe": {"config": QWEN3_MOE_EXPERTS},
+    "qwen3_moe: with dense layers and plain probabilities": {
+        "config": {
+            **QWEN3_MOE_EXPERTS,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        }
+    },
+}
+
+
+class TestLlamaBiases(MegatronModelContract):
+    component = "llama"
+    config = {"attention_bias": True, "mlp_bias": True}
+
+    def test_megatron_has_biases_everywhere_or_nowhere(self) -> None:
+        with pytest.raises(ConfigError, match="attention_bias True with mlp_bias False is not supported"):
+            self.resolved.obj({**self.hf, "mlp_bias": False})
+
+
+class TestLlama3(MegatronModelContract):
+    component = "llama"
+    config = {
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    }
+
+    def test_scaling_is_read_and_others_are_refused(self) -> None:
+        architecture = self.megatron_model.architecture
+        assert architecture.rotary_base == 500000.0
+        assert architecture.rope_scaling is not None
+        assert architecture.rope_scaling["factor"] == 8.0
+        with pytest.raises(ConfigError, match="rope type 'linear' is not supported"):
+            self.resolved.obj({**self.hf, "rope_parameters": {"rope_type": "linear", "factor": 2.0}})
+
+
+class TestMimo(MegatronModelContract):
+    component = "mimo"
+    reference = "qwen2"
+
+    def test_layers_of_multi_token_prediction_are_carried(self) -> None:
+        (pattern,) = self.megatron_model.carried
+        assert re.fullmatch(pattern, "model.mtp_layers.0.self_attn.q_proj.weight")
+        assert not re.fullmatch(pattern, "model.layers.0.self_attn.q_proj.weight")
+
+
+def test_what_is_not_computed_is_refused() -> None:
+    hf = TestMimo().hf
+    with pytest.raises(ConfigError, match="use_sliding_window True is not supported"):
+        mimo_megatron({**hf, "use_sliding_window": True})
+    assert not mimo_megatron({**hf, "attention_bias": False}).architecture.transformer["add_qkv_bias"]
+
+
+class TestQwen3Moe(MegatronModelContract):
+    component = "qwen3_moe"
+    config = {**QWEN3_MOE_EXPERTS, "num_experts": 4}
+
+    def test_probabilities_are_normalized_as_in_the_file(self) -> None:
+        fields = self.megatron_model.architecture.transformer
+        assert not fields["moe_router_pre_softmax"]
+        assert self.resolved.obj({**self.hf, "norm_topk_prob": False}).architecture.transformer[
+            "moe_router_pre_softmax"
+        ]
+
+
+class TestQwen3MoeMixed(MegatronModelContract):
+    component = "qwen3_moe"
+    config = {**QWEN3_MOE_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+
+    def test_which_layers_have_experts(self) -> None:
+        assert self.megatron_model.architecture.transformer["moe_layer_freq"] == [0, 0, 0, 1]
+
+
+globals().update(suites("megatron_models", "slime_models", MEGATRON_MODELS, globals()))
+globals().update(suites("models", "slime_models", MODELS, globals()))
+
 
 YARN = {
     "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -47,7 +221,10 @@ MOONLIGHT = {
 
 
 def test_the_numbers_of_deepseek_v3() -> None:
-    fields = megatron(V3).architecture.transformer
+    model = megatron(V3)
+    fields, (carried,) = model.architecture.transformer, model.carried
+    assert re.fullmatch(carried, "model.layers.61.eh_proj.weight")
+    assert not re.fullmatch(carried, "model.layers.6.mlp.gate.weight")
     expected = {
         "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128,
         "rope_type": "yarn", "rotary_scaling_factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
@@ -69,17 +246,6 @@ def test_the_numbers_of_moonlight() -> None:
     assert not [name for name in names if "q_a_proj" in name]
 
 
-def test_parameters_add_up_to_the_published_671_billion() -> None:
-    fields = megatron(V3).architecture.transformer
-    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
-    query = fields["qk_head_dim"] + fields["qk_pos_emb_head_dim"]
-    attention = hidden * 1536 + 1536 * heads * query + hidden * (512 + 64) + 512 * heads * 256 + heads * 128 * hidden
-    expert = 3 * hidden * fields["moe_ffn_hidden_size"]
-    sparse = sum(fields["moe_layer_freq"])
-    total = 61 * attention + 3 * 3 * hidden * fields["ffn_hidden_size"] + sparse * 257 * expert + 2 * 129280 * hidden
-    assert 670e9 < total < 672e9
-
-
 def test_older_and_newer_names_of_rotary_positions_mean_the_same() -> None:
     newer = {name: value for name, value in V3.items() if name not in ("rope_scaling", "rope_theta")}
     scaling = {name: value for name, value in YARN.items() if name != "type"}
@@ -87,40 +253,23 @@ def test_older_and_newer_names_of_rotary_positions_mean_the_same() -> None:
     assert megatron(newer).architecture == megatron(V3).architecture
 
 
-def test_layers_behind_the_decoder_are_carried() -> None:
-    (pattern,) = megatron(V3).carried
-    assert re.fullmatch(pattern, "model.layers.61.eh_proj.weight")
-    assert not re.fullmatch(pattern, "model.layers.6.mlp.gate.weight")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; allowed: 'sigmoid'"),
-        ({"topk_method": "greedy"}, "topk_method"),
-        ({"norm_topk_prob": False}, "norm_topk_prob"),
         ({"num_experts_per_tok": 1}, "allowed: 2 to 256"),
         ({"num_experts_per_tok": 12}, "allowed: two experts per group"),
         ({"n_group": 3}, "does not fit 256 experts"),
         ({"first_k_dense_replace": 62}, "allowed: 0 to 61"),
-        ({"rope_interleave": False}, "rope_interleave"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {**YARN, "type": "linear"}}, "rope type 'linear' is not supported; allowed: default, yarn"),
         ({"rope_scaling": {**YARN, "mscale": 0}}, "mscale_all_dim of YaRN without mscale"),
-        ({"rope_scaling": {**YARN, "attention_factor": 1.0}}, "attention_factor"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "'original_max_position_embeddings'"),
     ],
 )
 def test_what_megatron_does_not_compute_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         megatron({**V3, **change})
-
-
-@pytest.mark.parametrize("missing", ["kv_lora_rank", "q_lora_rank", "v_head_dim", "n_routed_experts"])
-def test_a_missing_field_is_named(missing: str) -> None:
-    with pytest.raises(ConfigError, match=missing):
-        megatron({name: value for name, value in V3.items() if name != missing})
 
 
 # THUDM/GLM-4-9B-0414, from config.json.
@@ -137,17 +286,6 @@ def test_the_numbers_of_glm_4() -> None:
     fields = architecture.transformer
     assert (architecture.rotary_percent, fields["rotary_interleaved"]) == (0.5, True)
     assert (fields["add_qkv_bias"], fields["add_bias_linear"], fields["qk_layernorm"]) == (True, False, False)
-
-
-def test_four_norms_a_layer() -> None:
-    by_hf = {place.hf[0]: place.megatron for place in places(glm4_megatron(GLM4)) if place.layer == 7}
-    norms = {hf.split(".")[3]: ours.split(".")[3] for hf, ours in by_hf.items() if "layernorm" in hf}
-    assert norms == {
-        "input_layernorm": "input_layernorm",
-        "post_self_attn_layernorm": "post_self_attn_layernorm",
-        "post_attention_layernorm": "pre_mlp_layernorm",
-        "post_mlp_layernorm": "post_mlp_layernorm",
-    }
 
 
 # zai-org/GLM-4.5, from config.json.
@@ -181,7 +319,6 @@ def test_the_numbers_of_glm_4_5() -> None:
         ({"norm_topk_prob": False}, "norm_topk_prob"),
         ({"moe_intermediate_size": None}, "moe_intermediate_size"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope type 'yarn'"),
-        ({"first_k_dense_replace": -1}, "allowed: 0 to 92"),
     ],
 )
 def test_what_megatron_does_not_compute_of_glm4_moe_is_refused(change: dict[str, Any], message: str) -> None:
@@ -205,12 +342,9 @@ def test_dense_layers_by_number_or_by_name() -> None:
     assert by_number.transformer["moe_layer_freq"] == [0] + [1] * 46
     assert glm4_moe_lite_megatron({**FLASH, "mlp_layer_types": ["dense"] + ["sparse"] * 46}).architecture == by_number
     assert by_number.transformer["layernorm_epsilon"] == 1e-5
-
-
-@pytest.mark.parametrize("kinds", [["dense"], ["dense"] + ["mixed"] * 46])
-def test_other_kinds_of_layers_are_refused(kinds: list[str]) -> None:
-    with pytest.raises(ConfigError, match="'dense' or 'sparse' for each of 47 layers"):
-        glm4_moe_lite_megatron({**FLASH, "mlp_layer_types": kinds})
+    for kinds in (["dense"], ["dense"] + ["mixed"] * 46):
+        with pytest.raises(ConfigError, match="'dense' or 'sparse' for each of 47 layers"):
+            glm4_moe_lite_megatron({**FLASH, "mlp_layer_types": kinds})
 
 
 # moonshotai/Kimi-K2-Instruct, from config.json.
@@ -239,12 +373,6 @@ def test_the_numbers_of_kimi_k2() -> None:
     assert "moe_router_num_groups" not in fields
 
 
-def test_one_trillion_parameters() -> None:
-    fields = kimi_k2_megatron(K2).architecture.transformer
-    experts = 60 * 385 * 3 * fields["hidden_size"] * fields["moe_ffn_hidden_size"]
-    assert 1.0e12 < experts < 1.05e12
-
-
 def config(**changes: Any) -> dict[str, Any]:
     """As released: MiniMax-M2 names some fields otherwise than transformers does."""
     released = {
@@ -268,24 +396,17 @@ def test_the_released_model() -> None:
     assert "model.layers.61.block_sparse_moe.experts.255.w2.weight" in names
     assert "model.layers.0.block_sparse_moe.e_score_correction_bias" in names
     assert sum(".q_norm." in name or ".k_norm." in name for name in names) == 124
-
-
-def test_modules_of_multi_token_prediction_are_carried() -> None:
-    model = minimax_m2_megatron(config())
-    names = ["model.layers.61.x", "model.layers.62.x", "model.layers.64.x", "model.layers.65.x", "model.layers.620.x"]
-    assert [any(re.fullmatch(pattern, name) for pattern in model.carried) for name in names] == [
-        False, True, True, False, False,
-    ]  # fmt: skip
+    ends = ("61.x", "62.x", "64.x", "65.x", "620.x")
+    carried = [any(re.fullmatch(pattern, f"model.layers.{end}") for pattern in model.carried) for end in ends]
+    assert carried == [False, True, True, False, False], "modules of multi-token prediction"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported for minimax_m2; allowed: 'sigmoid'"),
-        ({"use_qk_norm": False}, "use_qk_norm False"),
         ({"shared_intermediate_size": 1024}, "shared_intermediate_size 1024"),
         ({"num_experts_per_tok": 1}, "num_experts_per_tok 1 of 256 experts; allowed: 2 to 256"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ],
 )
 def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None:
@@ -342,7 +463,6 @@ def test_dense_layers() -> None:
         ({"linear_num_value_heads": 30}, "linear_num_value_heads 30 is not divisible by linear_num_key_heads 16"),
         ({"num_experts_per_tok": 513}, "num_experts_per_tok 513 of 512 experts; allowed: 1 to 512"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
-        ({"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
     ],
 )
@@ -388,7 +508,7 @@ def token_by_token(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, bet
     return torch.stack(outputs)
 
 
-@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("tokens", [1, 64, 200])
 @pytest.mark.parametrize("decay", [0.1, 8.0])
 def test_chunks_are_the_rule_token_by_token(tokens: int, decay: float) -> None:
     given = inputs(tokens, decay=decay)
@@ -405,7 +525,7 @@ def test_it_is_transformers_kernel() -> None:
     torch.testing.assert_close(gated_delta_rule(*inputs(150), [150]), expected[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("lengths", [[130, 3, 0, 64, 1, 200], [5, 70], [64, 64], [0], []])
+@pytest.mark.parametrize("lengths", [[130, 3, 0, 64, 1, 200], []])
 def test_packed_sequences_are_separate_ones(lengths: list[int]) -> None:
     given = inputs(sum(lengths))
     packed = gated_delta_rule(*given, lengths)
@@ -413,16 +533,6 @@ def test_packed_sequences_are_separate_ones(lengths: list[int]) -> None:
     pieces = zip(*(x.split(lengths) for x in given), strict=True)
     separate = [gated_delta_rule(*piece, [len(piece[0])]) for piece in pieces]
     torch.testing.assert_close(packed, torch.cat(separate) if separate else given[2], rtol=0, atol=1e-6)
-
-
-def test_nothing_of_a_sequence_reaches_another() -> None:
-    given = inputs(12)
-    before = gated_delta_rule(*given, [5, 7], chunk_size=4)
-    for changed in given:
-        changed[:5] = changed[:5] * 0.5
-    after = gated_delta_rule(*given, [5, 7], chunk_size=4)
-    assert torch.equal(before[5:], after[5:])
-    assert not torch.equal(before[:5], after[:5])
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
