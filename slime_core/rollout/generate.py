@@ -185,7 +185,7 @@ class SampleRunner:
         """Time when the last sample ended, successful or not, by the event loop's clock."""
         self.timeline: Timeline | None = None
         """Recorder of the times when samples begin and end."""
-        self._resolve_generator = resolve_generator and cache(resolve_generator)
+        self._resolve_generator = cache(resolve_generator)
         self._image_token = image_token_of(args.hf_checkpoint)
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
@@ -231,8 +231,12 @@ class SampleRunner:
                 run.task.add_done_callback(run.end)
             hold.lend()
             if clock is not None and clock.cuts:
-                why = "cut off at the deadline of its group (shrink)"
-                clock.expired.add_done_callback(lambda _: [run.cut(GROUP_TIMEOUT, why) for run in runs])
+
+                def expire(_: object) -> None:
+                    for run in runs:
+                        run.cut(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
+
+                clock.expired.add_done_callback(expire)
             try:
                 await over
             except asyncio.CancelledError:
