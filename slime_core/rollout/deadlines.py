@@ -53,27 +53,18 @@ def _stall_limit(args: Args, sample_hooks: int) -> float | None:
 class GroupClock:
     """The deadline of a try of a group: `expired` is done `seconds` after the first `start`."""
 
-    def __init__(self, seconds: float, started: Callable[[], None], *, cuts: bool) -> None:
+    def __init__(self, seconds: float, wait: waiting, cuts: bool) -> None:
         self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cuts = cuts
         """True if the runner, at the deadline, ends samples that are not done and continues with the others."""
-        self._seconds, self._started = seconds, started
+        self._seconds, self._wait = seconds, wait
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start the clock when the first sample gets its place, for which a group may wait long."""
         if self._handle is None:
-            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
-            self._started()
-
-    def _expire(self) -> None:
-        if not self.expired.done():
-            self.expired.set_result(None)
-
-    async def first(self, task: asyncio.Future[T]) -> None:
-        """Return when the task is done, or at the deadline."""
-        either: set[asyncio.Future[Any]] = {task, self.expired}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            self._handle = asyncio.get_running_loop().call_later(self._seconds, self.expired.set_result, None)
+            self._wait.restart(self._seconds)
 
     def close(self) -> None:
         """Stop the clock, because the group is done."""
@@ -139,14 +130,10 @@ async def _one_try(
     """Return (group, _), or at its deadline (None, whether the work has ended)."""
     cuts = policy == "shrink"
     with waiting(name, deadline=None, then=f"--group-timeout-policy {policy}", queued=True) as wait:
-
-        def started() -> None:
-            wait.restart(seconds)
-
-        clock = GroupClock(seconds, started, cuts=cuts)
+        clock = GroupClock(seconds, wait, cuts)
         task = asyncio.create_task(runner.run_group(group, params, clock=clock, **keywords))
         try:
-            await clock.first(task)
+            await asyncio.wait({task, clock.expired}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 message = gave_up(name, seconds, f"--group-timeout; policy {policy}")
                 if policy == "stop":
@@ -179,38 +166,8 @@ async def ended(tasks: Collection[asyncio.Future[Any]]) -> bool:
     return not late
 
 
-class Bell(asyncio.Event):
-    """An event that is set when work has ended, or has changed."""
-
-    _listener: asyncio.Future[None] | None = None
-
-    def set(self) -> None:
-        """Wake all waiters."""
-        super().set()
-        if self._listener is not None:
-            self._answer(self._listener)
-
-    async def turn_after(self) -> None:
-        """Wait for the event loop's next turn after it is set: what happens in one turn is seen together."""
-        self._listener = listener = asyncio.get_running_loop().create_future()
-        if self.is_set():
-            self._answer(listener)
-        try:
-            await listener
-        finally:
-            self._listener = None
-
-    @staticmethod
-    def _answer(listener: asyncio.Future[None]) -> None:
-        def answer() -> None:
-            if not listener.done():
-                listener.set_result(None)
-
-        asyncio.get_running_loop().call_soon(answer)
-
-
-async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
-    """Wait until the bell is set.
+async def some_done(bell: asyncio.Event, runner: SampleRunner, what: str) -> None:
+    """Wait for the event loop's next turn after the bell is set: what happens in one turn is seen together.
 
     Raises:
         RolloutError: No sample of this runner has ended for `--rollout-stall-timeout` seconds.
@@ -222,7 +179,8 @@ async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
             left = None if limit is None else max(since + limit - loop.time(), 0.0)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await bell.turn_after()
+                    await bell.wait()
+                    await asyncio.sleep(0)
                     return
             if runner.last_end <= since:
                 raise RolloutError(gave_up(what, limit, "no sample ended in that time; --rollout-stall-timeout"))
@@ -232,7 +190,7 @@ async def some_done(bell: Bell, runner: SampleRunner, what: str) -> None:
 async def all_done(gathered: asyncio.Future[T], runner: SampleRunner, what: str) -> T:
     """Return the result of `asyncio.gather`; cancel it if the wait ends. Raises RolloutError as `some_done` does."""
     try:
-        bell = Bell()
+        bell = asyncio.Event()
         gathered.add_done_callback(lambda _: bell.set())
         await some_done(bell, runner, what)
     except BaseException:

@@ -116,7 +116,7 @@ class Place:
             return True
         return False
 
-    def leave(self, _: object = None) -> None:
+    def leave(self) -> None:
         """Leave the place, or stop waiting for it. Safe to call twice, so that it may also end a task never begun."""
         if self._left:
             return

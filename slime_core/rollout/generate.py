@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from slime_core.data.tokenizer import Tokenizer, encode_prompt, encode_rendered
@@ -36,7 +37,7 @@ from slime_core.rollout.reward import RewardStage, reward_problem
 from slime_core.sample import Group, Sample, SampleStatus, admission
 from slime_core.sample.admission import Drawn
 from slime_core.sample.types import executions
-from slime_core.waits import by_deadline, waiting
+from slime_core.waits import waiting
 
 if TYPE_CHECKING:
     from slime_core.plugins.adapters import GenerateCaller
@@ -101,6 +102,59 @@ class Extra(Protocol):
         """Return why a finished group has no usable extra response: "aborted", or a reason to drop it; else None."""
 
 
+class _Run:
+    """A sample on its way to its reward, in a task of its own that a deadline may cut off."""
+
+    def __init__(
+        self,
+        sample: Sample,
+        place: Place,
+        left: set[_Run],
+        over: asyncio.Future[None],
+        done: Callable[[list[Sample]], None],
+    ) -> None:
+        """`left` has the group's runs without an end; `over` is done after the last end, or the first error."""
+        self.sample, self.place, self._left, self._over, self._done = sample, place, left, over, done
+        self.task: asyncio.Task[list[Sample]]
+        """Task, set by the caller."""
+        self.siblings: list[Sample]
+        """Resulting samples, once the run has ended."""
+        self.failure: tuple[str, str] | None = None
+        """Place and reason of the failure, once a deadline has passed."""
+        left.add(self)
+
+    def cut(self, where: str, reason: str) -> None:
+        """Cancel the task at a deadline, if it has not ended: the sample fails, whatever its code does then."""
+        if self.failure is None and not self.task.done():
+            self.failure = where, reason
+            self._giving_up = asyncio.create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        if not await ended({self.task}):
+            self.sample = copy.deepcopy(self.sample)
+            self._end([self.sample])
+
+    def end(self, task: asyncio.Task[list[Sample]]) -> None:
+        """Take the task's result or error; after a deadline the sample has failed."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if self.failure or error is None:
+            self._end([self.sample] if self.failure else task.result())
+        elif not self._over.done():
+            self._over.set_exception(error)
+        self.place.leave()  # where it was cancelled before it began
+
+    def _end(self, siblings: list[Sample]) -> None:
+        if self in self._left:
+            if self.failure:
+                self.sample.fail(*self.failure)
+            self.place.leave()
+            self.siblings = siblings
+            self._done(siblings)
+            self._left.remove(self)
+            if not self._left and not self._over.done():
+                self._over.set_result(None)
+
+
 class SampleRunner:
     """A runner of the generate function, then the reward, for the samples of a group; limits concurrency."""
 
@@ -131,9 +185,8 @@ class SampleRunner:
         """Time when the last sample ended, successful or not, by the event loop's clock."""
         self.timeline: Timeline | None = None
         """Recorder of the times when samples begin and end."""
-        self._resolve_generator = resolve_generator
+        self._resolve_generator = resolve_generator and cache(resolve_generator)
         self._image_token = image_token_of(args.hf_checkpoint)
-        self._generators: dict[str, GenerateCaller] = {}
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
         self._text_makers: set[str] = set()
@@ -170,22 +223,26 @@ class SampleRunner:
         samples = [(s, params) for s in group]
         if self._extra and extra is not None:
             samples.append((extra, self._extra.extra_params(params)))
-        cut_by = clock if clock is not None and clock.cuts else None
-        done = sample_done if cut_by is None else lambda _: None  # `_cut` calls it, also for samples that it cuts off
         with nullcontext(hold) if hold is not None else self.engine.hold() as hold:
-            runs: list[asyncio.Future[list[Sample]]] = []
-            for sample, own in samples:
-                place = hold.place()
-                runs.append(
-                    asyncio.create_task(self._run_sample(sample, own, context, clock, args, asked, done, place))
-                )
-                runs[-1].add_done_callback(place.leave)  # also if it is cancelled before it begins
+            left, over = set[_Run](), asyncio.get_running_loop().create_future()
+            runs = [_Run(sample, hold.place(), left, over, sample_done) for sample, _ in samples]
+            for run, (_, own) in zip(runs, samples):
+                run.task = asyncio.create_task(self._run_sample(run, own, context, clock, args, asked))
+                run.task.add_done_callback(run.end)
             hold.lend()
+            if clock is not None and clock.cuts:
+                why = "cut off at the deadline of its group (shrink)"
+                clock.expired.add_done_callback(lambda _: [run.cut(GROUP_TIMEOUT, why) for run in runs])
             try:
-                cut = runs if cut_by is None else [_cut(r, s, cut_by, sample_done) for r, (s, _) in zip(runs, samples)]
-                results = await asyncio.gather(*cut)
+                await over
+            except asyncio.CancelledError:
+                tasks = {run.task for run in runs}
+                await ended(tasks)
+                await asyncio.wait(tasks)  # one that ignores its cancellation may still write to its sample
+                raise
             finally:
                 hold.take_back()
+            results = [run.siblings for run in runs]
             finished = [sample for siblings in results for sample in siblings]
             if self.rewards.scores_groups:
                 started = self.timeline.now() if self.timeline else 0.0
@@ -201,37 +258,36 @@ class SampleRunner:
 
     async def _run_sample(
         self,
-        sample: Sample,
+        run: _Run,
         params: dict[str, object],
         context: GenerateContext,
         clock: GroupClock | None,
         args: Args,
         asked: float,
-        done: Callable[[list[Sample]], None],
-        place: Place,
     ) -> list[Sample]:
-        siblings = [sample]
+        sample = run.sample
         try:
-            await place.begin()
+            await run.place.begin()
             if clock is not None:
                 clock.start()
-            if not (self.stopping and not context.evaluation) and sample.status not in FINISHED:
-                timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
-                started = timeline.now() if timeline else 0.0
-                try:
-                    siblings = await self._generate(sample, params, context, args)
-                    generated = timeline.now() if timeline else 0.0
-                    if not self.rewards.scores_groups:
-                        ev, rollout_id = context.evaluation, context.rollout_id
-                        await self.rewards.score(siblings, evaluation=ev, rollout_id=rollout_id, args=args)
-                finally:
-                    self.last_end = asyncio.get_running_loop().time()
-                if timeline:
-                    timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
-            done(siblings)
+            if (self.stopping and not context.evaluation) or sample.status in FINISHED:
+                return [sample]
+            timeline, before, outside = self.timeline, sample.response_length, sample.non_generation_time
+            started = generated = timeline.now() if timeline else 0.0
+            try:
+                siblings = await self._generate(run, params, context, args)
+                generated = timeline.now() if timeline else 0.0
+                if not self.rewards.scores_groups:
+                    await self.rewards.score(
+                        siblings, evaluation=context.evaluation, rollout_id=context.rollout_id, args=args
+                    )
+            finally:
+                self.last_end = asyncio.get_running_loop().time()
+            if timeline:
+                timeline.sample(siblings, (asked, started, generated, timeline.now()), before, outside, context)
             return siblings
         finally:
-            place.leave()
+            run.place.leave()
 
     def baseline_lack(self, group: Group) -> str | None:
         """Return why a finished group lacks the greedy baseline that it needs (see `Extra.lack`), or None."""
@@ -243,8 +299,9 @@ class SampleRunner:
             self._count(siblings)
 
     async def _generate(
-        self, sample: Sample, params: dict[str, object], context: GenerateContext, args: Args
+        self, run: _Run, params: dict[str, object], context: GenerateContext, args: Args
     ) -> list[Sample]:
+        sample = run.sample
         if sample.response_length and self.args.mask_offpolicy_in_partial_rollout:
             sample.withhold(0, sample.response_length, "mask_offpolicy_in_partial_rollout")
         seed = self.args.rollout_seed
@@ -260,13 +317,14 @@ class SampleRunner:
         given, prompt_length = sample.tokens, len(sample.tokens) - sample.response_length
         given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
-            with waiting(generator.label, deadline=self.args.rollout_timeout, then="the sample fails"):
-                asked = generator.call(args, sample, params, evaluation=context.evaluation, context=context)
-                result = await by_deadline(asyncio.create_task(asked), self.args.rollout_timeout)
+            result = await self._call(run, generator, params, context, args)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0
                 sample.reset_for_retry()
+            if run.failure:
+                sample.fail(*run.failure)
+                return [sample]
             if isinstance(error, RolloutError) or not isinstance(error, Exception):
                 raise
             return [failed_call(sample, generator.label, error, self.args)]
@@ -282,6 +340,23 @@ class SampleRunner:
         if len(siblings) > 1 and any(s.status == SampleStatus.ABORTED for s in siblings):
             return [_interrupted(sample, given[:prompt_length], given_id)]
         return siblings
+
+    async def _call(
+        self, run: _Run, generator: GenerateCaller, params: dict[str, object], context: GenerateContext, args: Args
+    ) -> Sample | list[Sample]:
+        """Call the generate function; `--rollout-timeout` cuts the run off, even if the function catches that."""
+        label, limit = generator.label, self.args.rollout_timeout
+        timer = limit and asyncio.get_running_loop().call_later(
+            limit, run.cut, label, f"not done within --rollout-timeout {limit} s"
+        )
+        try:
+            with waiting(label, deadline=limit, then="the sample fails"):
+                return await generator.call(args, run.sample, params, evaluation=context.evaluation, context=context)
+        finally:
+            if timer:
+                timer.cancel()
+            if run.failure:
+                raise asyncio.CancelledError
 
     def _encode(self, sample: Sample) -> None:
         """Set the sample's prompt ids; data sources written for THUDM/slime leave them to the rollout."""
@@ -330,11 +405,7 @@ class SampleRunner:
 
     def _generator_of(self, sample: Sample) -> GenerateCaller:
         spec = sample.generate_function_path or sample.metadata.get("generate_function_path")
-        if not spec:
-            return self.generator
-        if spec not in self._generators:
-            self._generators[spec] = self._resolve_generator(spec)
-        return self._generators[spec]
+        return self._resolve_generator(spec) if spec else self.generator
 
     def _count(self, siblings: list[Sample]) -> None:
         """Count an execution; it has failed if all of its samples have failed."""
@@ -374,24 +445,6 @@ def _check_images(sample: Sample, generator: GenerateCaller) -> None:
         raise RolloutError(f"the sample has images, which {generator.label} does not give to the engine")
     if not sample.tokens:
         raise RolloutError("the sample has images but no tokens; a data source makes them with the model's processor")
-
-
-async def _cut(
-    run: asyncio.Future[list[Sample]], sample: Sample, clock: GroupClock, done: Callable[[list[Sample]], None]
-) -> list[Sample]:
-    """Return the result of the sample's run, or the sample FAILED if the group's deadline passes first."""
-    try:
-        await clock.first(run)
-    except BaseException:
-        await ended({run})
-        raise
-    siblings = run.result() if run.done() else [sample]
-    if not run.done():
-        if not await ended({run}):
-            siblings = [copy.deepcopy(sample)]
-        siblings[0].fail(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
-    done(siblings)
-    return siblings
 
 
 def _interrupted(origin: Sample, prompt: list[int], rollout_id: int | None) -> Sample:

@@ -35,7 +35,7 @@ from slime_core.data.ledger import Ledger
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args, DataSource, RolloutTraits, declares
 from slime_core.rollout import staleness
-from slime_core.rollout.deadlines import Bell, Interruptible, ended, group_runner, some_done
+from slime_core.rollout.deadlines import Interruptible, ended, group_runner, some_done
 from slime_core.rollout.evaluate import EvalRecord, evaluate_datasets
 from slime_core.rollout.fate import (
     FilterStage,
@@ -181,7 +181,7 @@ class Pool:
         """
         self.args, self.source, self.context, self.version = args, source, context, version
         self._params, self._run = train_sampling_params(args), group_runner(context.runner)
-        self.bell = Bell()
+        self.bell = asyncio.Event()
         """Event that is set when a group has ended or there may be room."""
         self.flights: dict[int, Flight] = {}
         """Groups in generation or awaiting a decision, by number, in the order of drawing."""

@@ -15,7 +15,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.distributions import offered
@@ -76,9 +76,8 @@ class RewardStage:
     ) -> None:
         self.args = args
         self.default = default
-        self._resolve = resolve
+        self._resolve = resolve and cache(resolve)
         self._workers = workers
-        self._cache: dict[str, RewardCaller] = {}
         self._under: dict[tuple[str, bytes], RewardCaller] = {}
         """(spec, plugin options) -> the reward with these options."""
 
@@ -95,10 +94,8 @@ class RewardStage:
 
     def require(self, spec: str, where: str) -> None:
         """Resolve the reward of a row before the run starts. Raises ConfigError beginning with `where`."""
-        if spec in self._cache:
-            return
         try:
-            self._cache[spec] = self._resolve(spec)
+            self._resolve(spec)
         except PluginError as error:
             raise ConfigError(f"{where} names the reward {spec!r}: {error}") from error
 
@@ -137,9 +134,7 @@ class RewardStage:
             if self.default is None:
                 raise LookupError("no reward function: set --rm-type or --custom-rm-path")
             return self.default
-        if spec not in self._cache:
-            self._cache[spec] = self._resolve(spec)
-        return self._cache[spec]
+        return self._resolve(spec)
 
     async def score(
         self,
@@ -154,7 +149,7 @@ class RewardStage:
         Aborted, failed and already rewarded samples are skipped. A copy replaces a sample to which an abandoned call
         may still write.
         """
-        by_scorer: dict[int, tuple[RewardCaller, list[Sample]]] = {}
+        calls: dict[int, tuple[RewardCaller, list[Sample]]] = {}
         for sample in samples:
             if sample.reward is not None or sample.status in (SampleStatus.ABORTED, SampleStatus.FAILED):
                 continue
@@ -163,16 +158,12 @@ class RewardStage:
             except Exception as error:
                 sample.fail("reward", error)
                 continue
-            by_scorer.setdefault(id(scorer), (scorer, []))[1].append(sample)
-        calls: list[tuple[RewardCaller, list[Sample]]] = []
-        for scorer, members in by_scorer.values():
-            calls.extend([(scorer, members)] if scorer.batched else [(scorer, [s]) for s in members])
-        if len(calls) == 1:  # the usual case needs no separate task
-            await self.call(*calls[0], evaluation=evaluation, rollout_id=rollout_id, args=args)
+            calls.setdefault(id(scorer if scorer.batched else sample), (scorer, []))[1].append(sample)
+        begun = [self.call(*each, evaluation=evaluation, rollout_id=rollout_id, args=args) for each in calls.values()]
+        if len(begun) == 1:  # the usual case needs no separate task
+            await begun[0]
         else:
-            await asyncio.gather(
-                *(self.call(*each, evaluation=evaluation, rollout_id=rollout_id, args=args) for each in calls)
-            )
+            await asyncio.gather(*begun)
         given = self.args if args is None else args
         for place, sample in enumerate(samples):
             sample.note_components((given.eval_reward_key if evaluation else None) or given.reward_key)

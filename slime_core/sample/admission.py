@@ -167,18 +167,18 @@ def changed(sample: Sample, before: Iterable[object], now: Iterable[object] | No
 
 def snapshot(sample: Sample) -> list[object]:
     """Return independent copies of the fields that are trained on."""
-    return [v if v is None or type(v) is int else _copied(v) for v in _trained_on(sample)]
+    return [
+        v if v is None or type(v) is int
+        else v[:] if type(v) is list and not (v and type(v[0]) is list)
+        else copy.deepcopy(_plain(v))  # user code may set any value
+        for v in _trained_on(sample)
+    ]  # fmt: skip
 
 
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _copied(value: Any) -> object:
-    value = value if type(value) is list else _plain(value)  # user code may set any value
-    return value[:] if type(value) is list and not (value and type(value[0]) is list) else copy.deepcopy(value)
 
 
 def _fingerprints(sample: Sample) -> list[object]:

@@ -371,9 +371,8 @@ class Sample(Attributes):
         if meta_info.get("weight_version") is not None:
             self.weight_versions.append(str(meta_info["weight_version"]))
         self.prefix_cache_info.add(meta_info)
-        asked: object = args  # settings of any run, or an object without this setting
-        speculates = hasattr(asked, "sglang_speculative_algorithm") and asked.sglang_speculative_algorithm
-        if "spec_verify_ct" in meta_info or speculates:
+        given = getattr(args, "model_extra", None) or getattr(args, "__dict__", {})  # `args` itself is slow to say no
+        if "spec_verify_ct" in meta_info or given.get("sglang_speculative_algorithm"):
             self.spec_info.add(meta_info, num_tokens)
 
     def validate(self) -> None:
@@ -395,13 +394,16 @@ class Sample(Attributes):
         versions = self.token_weight_versions
         if versions and len(versions) != length:
             raise ValueError(f"{self._name()}: token_weight_versions has {len(versions)} entries for {length} tokens")
-        ids, offsets = _listed(self.rollout_top_p_token_ids) or (), self.rollout_top_p_token_offsets
-        if offsets is not None and (len(offsets) != length + 1 or offsets[-1] != len(ids)):
+        offsets = self.rollout_top_p_token_offsets
+        if offsets is not None and (
+            len(offsets) != length + 1 or offsets[-1] != len(_listed(self.rollout_top_p_token_ids) or ())
+        ):
             raise ValueError(
                 f"{self._name()}: rollout_top_p_token_offsets needs {length + 1} entries, up to the number of"
                 " rollout_top_p_token_ids"
             )
-        provenance.check_turns(self.turns or (), length, self._name())
+        if self.turns:
+            provenance.check_turns(self.turns, length, self._name())
         routed = self.rollout_routed_experts
         if routed is not None and len(routed) != len(self.tokens) - 1:
             raise ValueError(

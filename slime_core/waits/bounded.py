@@ -87,8 +87,6 @@ def leave_behind(task: asyncio.Future[T]) -> None:
     """
     if task.done() or not isinstance(task, asyncio.Task):
         return
-    import ctypes
-
     asyncio.tasks._unregister_task(task)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 

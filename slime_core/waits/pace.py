@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from weakref import WeakKeyDictionary
+from collections.abc import Awaitable
+from functools import lru_cache
 
 from slime_core.waits.table import waiting
 
@@ -68,13 +69,10 @@ class Pace:
         self._loop.call_soon(self._next)
 
 
-_PACES: WeakKeyDictionary[asyncio.AbstractEventLoop, Pace] = WeakKeyDictionary()
+_pace_of = lru_cache(maxsize=8)(Pace)
+"""Event loop -> its queue."""
 
 
-async def loop_turn() -> None:
+def loop_turn() -> Awaitable[None]:
     """Wait for this coroutine's share of the running loop's time; return at once if time is left."""
-    loop = asyncio.get_running_loop()
-    pace = _PACES.get(loop)
-    if pace is None:
-        pace = _PACES[loop] = Pace(loop)
-    await pace.turn()
+    return _pace_of(asyncio.get_running_loop()).turn()

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slime_commands.check import check
 
-from tests.conftest import SLIME, Slime, TinyRun
+from tests.conftest import Slime, TinyRun
 
 
 def _found(capsys: pytest.CaptureFixture[str], argv: list[str], subject: str) -> list[tuple[str, str]]:
     check.run(["--json", *argv])
     findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return [(f["level"], f["message"]) for f in findings if f["subject"] == subject and f["level"] != "ok"]
-
-
-@pytest.mark.slow
-def test_a_component_that_is_not_there_is_found_by_both_commands(tiny: TinyRun, tmp_path: Path, slime: Slime) -> None:
-    (tmp_path / "rm.py").write_text("import not_installed_anywhere\n\ndef reward(args, sample):\n    return 1.0\n")
-    argv = tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "rm.py")
-    for command in (["config", "show"], ["check"]):
-        done = slime(*command, *argv, check=False)
-        assert done.returncode == 2
-        assert "No module named 'not_installed_anywhere'" in done.stderr
-        assert "pip install not_installed_anywhere" not in done.stderr
 
 
 @pytest.mark.slow
@@ -61,11 +49,3 @@ def test_memory(
     ((level, message),) = _found(capsys, argv, "memory")
     assert level == "error"
     assert message.startswith("weights, gradients and optimizer alone take 5.04 MiB, and this machine has 1 MiB")
-
-
-@pytest.mark.slow
-def test_the_next_command_installs_the_folder(tmp_path: Path) -> None:
-    made = subprocess.run(
-        [SLIME, "plugins", "new", "rewards", "abc"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert made.stdout.endswith("\n  pip install ./slime-reward-abc\n")

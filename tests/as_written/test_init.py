@@ -24,13 +24,6 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_template_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == list(TEMPLATES)
-    assert max(map(len, lines)) <= 120
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_what_is_written_is_a_run(template: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", template, "runs/my.yaml"]) == 0
@@ -52,12 +45,6 @@ def test_it_leaves_alone_what_is_there(empty: Path, capsys: pytest.CaptureFixtur
     assert os.listdir() == ["agent.py"]
     assert main(["init", "agent", "--force"]) == 0
     assert "mine" not in Path("agent.py").read_text()
-
-
-def test_a_place_that_cannot_be_written(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").write_text("")
-    assert main(["init", "demo", "file/run.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("slime: error: slime init: cannot write file")
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ SCRIPTS = launch_scripts()
 TRAINS_ALONE = "--debug-train-only"
 
 
-QUICK = {*EXCEPTIONS, *list(SCRIPTS)[::6]}
+QUICK = {*EXCEPTIONS, *list(SCRIPTS)[::12]}
 """Those that are not simply accepted, and some that are."""
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import SLIME, Slime, TinyRun, without_start
+from tests.conftest import SLIME, Slime, TinyRun
 
 PLAIN = {"eval_interval": None, "eval_prompt_data": None, "lr_decay_style": None, "rollout_max_response_len": 4}
 
@@ -60,30 +58,6 @@ def test_records_of_another_run_are_not_written_over(
     assert f"{finished} already holds a run (checkpoints). Continue it with --load {finished}" in refused.stderr
     checked = slime("check", *argv_of(tiny, used, load=used), check=False)
     assert "No checkpoint is there to load" in checked.stdout
-
-
-@pytest.mark.slow
-def test_ctrl_c_commits(tiny: TinyRun, tmp_path: Path) -> None:
-    argv = [SLIME, "train", *argv_of(tiny, tmp_path / "run", num_rollout=10_000)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    while not process.stdout.readline().startswith("rollout 2/"):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert without_start(err).startswith("slime: ctrl-C: ending with a commit of what is trained")
-    done = json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts"]
-    assert f"ended early: {done} of 10000 rollouts done and committed" in out
-    assert commits(tmp_path / "run") == [f"rollout_{done - 1:07d}"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", [{"save_interval": 1}, {"async": True}, {"async": True, "async_mode": "full"}])
-def test_in_every_mode(tiny: TinyRun, tmp_path: Path, slime: Slime, extra: dict[str, object]) -> None:
-    slime("train", *argv_of(tiny, tmp_path / "run", **extra))
-    assert commits(tmp_path / "run")[-1] == "rollout_0000001"
-    assert len(commits(tmp_path / "run")) == (2 if "save_interval" in extra else 1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
 
 
 def rehearsed_with_a_server(slime: Slime, tiny: TinyRun, root: Path, engine: str, python: Path, *flags: str) -> None:
-    argv = tiny.argv(root / "run", num_rollout=40, eval_interval=10)
+    argv = tiny.argv(root / "run", num_rollout=40, eval_interval=10, num_steps_per_rollout=None)
     argv += ["--rollout-engine", engine, "--engine-python", str(python), "--rollout-num-gpus", "8", "--colocate"]
     argv += ["--rollout-num-gpus-per-engine", "2", "--actor-num-gpus-per-node", "8", "--global-batch-size", "16"]
     done = slime("rehearse", "--json", "--num-gpus", "8", "--seconds", "500", *argv, *flags, check=False, timeout=1200)

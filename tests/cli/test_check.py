@@ -201,12 +201,13 @@ READS_IT = "def post(args, samples, **kwargs):\n    raw = [s.reward['score'] for
 SERVICE = "async def reward_func(args, sample, **kwargs):\n    raise ConnectionError('no teacher yet')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "flags", "known"),
     [
         (MAPPING, {}, True),
-        pytest.param(MAPPING, {"reward_key": "acc"}, True, marks=pytest.mark.slow),
-        pytest.param(SERVICE, {}, False, marks=pytest.mark.slow),
+        (MAPPING, {"reward_key": "acc"}, True),
+        (SERVICE, {}, False),
     ],
 )
 def test_functions_that_read_rewards_get_what_the_run_s_reward_returns(

@@ -14,9 +14,7 @@ from slime_core import __version__
 from slime_core.cli import main as frame
 from slime_core.errors import CheckpointError, ConfigError, PluginNotFoundError, SlimeError
 from slime_core.protocols import Command
-from tests.conftest import without_start
 
-ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "numpy", "fastapi", "ray")
 
 
@@ -77,17 +75,6 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
     with pytest.raises(ZeroDivisionError):
         frame.main(["config"])
-
-
-def test_train_script_is_slime_train(tmp_path: Path) -> None:
-    def run(*command: str) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=60)
-        return done.returncode, without_start(done.stderr)
-
-    flags = ["--rollout-batch-sise", "4"]
-    refused = run(str(ROOT / "train.py"), *flags)
-    assert refused == run("-m", "slime_core", "train", *flags)
-    assert refused[0] == 2
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def test_check_of_what_is_here_passes(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["plugins", "list", "--check"]) == 0, capsys.readouterr().err
 
 
+def test_check_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for target, said in ((tmp_path, "no plugin in this folder"), ("none-such", "no folder and no distribution with")):
+        assert main(["plugins", "check", str(target)]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_show_a_name_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "show", "rewards/f1"]) == 0
     shown = capsys.readouterr().out

@@ -55,7 +55,7 @@ SETTINGS_FLAGS = {
     },
     "submit": {
         *("--address", "--no-wait", "--no-check", "--directory", "--python", "--job-id", "--to", "--dry-run"),
-        *("--image", "--volume", "--nodes", "--gpus"),
+        *("--image", "--volume", "--env-from", "--nodes", "--gpus"),
         *("--partition", "--gres", "--time", "--no-requeue"),  # sbatch's
     },
 }

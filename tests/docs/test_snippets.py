@@ -88,14 +88,8 @@ def test_suites_of_a_page_pass(source: str, name: str, tmp_path: Path, program: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "README.md",
-        pytest.param("docs/how-to/write-a-reward.md", marks=pytest.mark.slow),
-        pytest.param("docs/plugins/index.md", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["README.md", "docs/how-to/write-a-reward.md", "docs/plugins/index.md"])
 def test_first_reward(source: str, tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     path = tmp_path / "my_rm.py"
     path.write_text(FILES[source, "my_rm"])
@@ -116,6 +110,7 @@ def test_reward_of_readme_scores_as_it_says(tmp_path: Path) -> None:
         assert reward(None, sample) == 0.0
 
 
+@pytest.mark.slow
 def test_generate_function_and_group_reward(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     for (_, name), text in FILES.items():
         (tmp_path / f"{name}.py").write_text(text)

@@ -1,4 +1,4 @@
-"""The tutorials, the landing page and the skill: every command and every block of Python in them is run.
+"""The tutorials, landing page, skill and some how-to pages: every command and every block of Python in them is run.
 
 A page has a folder, in which its blocks run in order, as they are written. The inputs that a recipe makes are there,
 small, and `SLIME_...` variables make runs short; a flag on the page wins over them. Python trains 2 rollouts, not 20.
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import venv
 from pathlib import Path
@@ -22,13 +23,19 @@ import pytest
 from tests.conftest import SLIME, TinyRun
 from tests.docs.test_pages import ROOT
 from tests.package_index import serving
+from tests.ports import free_port
 from tests.scripts import load_script
 from tests.zygote import Zygote
 
 SITE = load_script("scripts/build_site.py")
+HOW_TO = (
+    "data-parallel", "debug", "look-at-a-run", "rehearse", "resume", "shadow", "tools", "write-a-generate-function",
+)  # fmt: skip
+"""Pages whose commands need nothing from elsewhere."""
 PAGES = [
     ROOT / "docs/index.md",
     *dict.fromkeys(ROOT / "docs" / link.partition("#")[0] for _, link in SITE.sections()["Tutorials"]),
+    *(ROOT / f"docs/how-to/{name}.md" for name in HOW_TO),
     ROOT / "skills/slime/SKILL.md",
 ]
 SMALL = {
@@ -65,13 +72,16 @@ class Walk:
             shutil.copytree(tiny.root / "model", inputs / "model")
             shutil.copy(tiny.root / "train.jsonl", inputs)
             shutil.copy(tiny.root / "eval.jsonl", inputs / "heldout.jsonl")
+        shutil.copy(ROOT / "examples/custom_reward.py", folder / "new_reward.py")
         shutil.copytree(ROOT / "examples", folder / "examples")  # a link would lead ../outputs out of the folder
 
     def follow(self, text: str) -> None:
         """Run the blocks of a page, which may use run files that an earlier page has made."""
         for made in ("init demo demo.yaml", "init grpo run.yaml"):
-            if made not in text:
+            if made not in text and f"slime init tools {made.split()[-1]}" not in text:
                 self._slime(made.split())
+        if "slime view" in text and "slime train" not in text:
+            self._slime(["train", "--config", "demo.yaml"])
         for language, body in re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
             if language == "bash":
                 for line in body.replace("\\\n", " ").splitlines():
@@ -92,9 +102,16 @@ class Walk:
         self.ran += 1
         program, *argv = words
         if argv[:1] == ["serve"]:
-            self._serve(words)
+            self._serve(words, "/health")
+        elif argv[:1] == ["view"]:
+            self._serve([*words, "--port", str(free_port())], "/")
         elif Path(program).name == "slime":
             self._slime(argv)
+        elif program == "torchrun" or words[:3] == ["python", "-m", "pdb"]:
+            module = [] if program == "python" else ["-m", "torch.distributed.run"]
+            env = {**self.env, "PET_MASTER_PORT": str(free_port())}
+            command = [sys.executable, *module, *argv]
+            subprocess.run(command, cwd=self.folder, env=env, input="c\nq\n", text=True, check=True, timeout=600)
         elif words[:3] == ["python", "-m", "build"]:
             command = [sys.executable, "-m", "build", "--no-isolation", "--quiet", *words[3:]]
             subprocess.run(command, cwd=self.folder, check=True, timeout=240)
@@ -110,6 +127,8 @@ class Walk:
         return done.stdout.split("\0")[:-1] if line.split("#")[0].strip() else []
 
     def _slime(self, argv: list[str]) -> None:
+        for run in (word for word in argv if re.fullmatch(r"outputs/[ab]-\d", word)):  # seeds of two settings
+            shutil.copytree(self.folder / "outputs/demo", self.folder / run)
         if argv[:2] == ["plugins", "install"] and not self._python:
             self._make_environment()
         if self._python:
@@ -141,16 +160,20 @@ class Walk:
         if (found := sorted(commits.glob("rollout_*"))) and not (commits / "rollout_0000039").exists():
             shutil.copytree(found[-1], commits / "rollout_0000039")
 
-    def _serve(self, words: list[str]) -> None:
+    def _serve(self, words: list[str], path: str) -> None:
         port = words[words.index("--port") + 1]
         server = subprocess.Popen([SLIME, *words[1:]], cwd=self.folder, env=self.env)
         try:
             deadline = time.monotonic() + 120
             while time.monotonic() < deadline and server.poll() is None:
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
                         assert answer.status == 200
                         return
+                except urllib.error.HTTPError as error:
+                    if error.code == 401:  # without the token of the page
+                        return
+                    raise
                 except OSError:
                     time.sleep(0.5)
             raise AssertionError(f"{' '.join(words)}: does not answer")

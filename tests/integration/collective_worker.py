@@ -1,15 +1,8 @@
-"""One process of `test_collective_weights.py`: pushes the weights of a trainer that has them only together with others.
-
-Usage: collective_worker.py MODEL RUN_DIR, under the environment torchrun would set. Prints one JSON object: case ->
-what became of it here.
-"""
+"""Job of a rank of `test_collective_weights.py`: push weights that a trainer has only together with others."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -68,11 +61,10 @@ class Receiver:
         return {name: tensor_checksum(tensor) for name, tensor in self.served.items()}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    model, run_dir = map(Path, sys.argv[1:])
+def pushed(model: str, run_dir: str) -> dict[str, Any]:
+    """Return what became of each case on this rank."""
     args = Args(
-        hf_checkpoint=str(model), device="cpu", lr=0.0, distributed_timeout_minutes=1, run_dir=str(run_dir),
+        hf_checkpoint=model, device="cpu", lr=0.0, distributed_timeout_minutes=1, run_dir=run_dir,
         check_weight_update_equal=True, keep_old_actor=True,
     )  # fmt: skip
     trainer = Together(args)
@@ -97,9 +89,5 @@ def main() -> None:
         own = {name: tensor.detach() for name, tensor in EmbeddedTrainer.named_weights(trainer)}
         equal = receiver.served.keys() == own.keys() and all(torch.equal(t, own[n]) for n, t in receiver.served.items())
         told[case] = [outcome, trainer.passes, equal]
-    print(json.dumps(told), flush=True)
     trainer.close()
-
-
-if __name__ == "__main__":
-    main()
+    return told

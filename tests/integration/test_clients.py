@@ -144,7 +144,7 @@ class Anthropic:
         assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
 
 
-class LiteLLM:
+class LiteLLM(OpenAI):
     def __init__(self, url: str) -> None:
         self.url = url
         self.litellm = pytest.importorskip("litellm", exc_type=ImportError)
@@ -166,26 +166,6 @@ class LiteLLM:
         whole = self.ask(seed=3).choices[0].message.content
         chunks = list(self.ask(seed=3, stream=True))
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole
-
-    def tools(self) -> None:
-        first = self.ask(tools=TOOLS, max_tokens=200).choices[0]
-        (call,) = first.message.tool_calls
-        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 7})
-        history = [*SAY, first.message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
-        assert self.ask(messages=history, tools=TOOLS, max_tokens=200).choices[0].message.content == "Seven."
-
-    def logprobs(self) -> None:
-        content = self.ask(logprobs=True, top_logprobs=2).choices[0].logprobs.content
-        assert len(content) == 8
-
-    def n(self) -> None:
-        assert len({choice.message.content for choice in self.ask(n=3, seed=1).choices}) == 3
-
-    def stop(self) -> None:
-        assert_stops(lambda **more: self.ask(**more).choices[0].message.content)
-
-    def seed(self) -> None:
-        assert len({self.ask(seed=5).choices[0].message.content for _ in range(3)}) == 1
 
     def structured(self) -> None:
         answer = self.ask(response_format=FORM, max_tokens=40).choices[0].message.content

@@ -56,9 +56,7 @@ def code(folder: Path, text: str, name: str = "mine") -> Path:
     return folder / f"{name}.py"
 
 
-@pytest.mark.parametrize(
-    "form", [f if f in ("inline", "process", "group") else pytest.param(f, marks=pytest.mark.slow) for f in FORMS]
-)
+@pytest.mark.parametrize("form", [f if f == "process" else pytest.param(f, marks=pytest.mark.slow) for f in FORMS])
 def test_a_reward_that_writes_to_the_tokens_fails_its_sample(form: str, run_loop: RunLoop, tmp_path: Path) -> None:
     head, body = FORMS[form]
     path = code(tmp_path, REWARD.format(edit=EDITS["tokens"], head=head, body=body))

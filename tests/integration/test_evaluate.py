@@ -60,35 +60,6 @@ class Options(PluginOptions):
 def reward(args, sample):
     return options(args, "worth", Options).points
 '''
-TOOLS = '''
-from slime_core.tools import ParsedTurn, ToolCall
-from slime_tool_parsers import ToolParserBase
-
-def add(a: int, b: int) -> int:
-    """Add.
-
-    Args:
-        a: One number.
-        b: Another.
-    """
-    return a + b
-
-class EveryTurn(ToolParserBase):
-    """A random model calls nothing: whatever it says is a call."""
-
-    def parse(self, text, tools=(), *, reasoning_open=False):
-        return ParsedTurn(attempts=(ToolCall("", "add", {"a": len(text), "b": 1}),))
-
-    def render(self, calls):
-        return ""
-
-    def claims(self, chat_template):
-        return False
-
-def called(args, sample):
-    """1 for exactly two calls."""
-    return float(sample.metadata["tool_stats"]["add"]["calls"] == 2)
-'''
 AGENT = '''
 import openai
 
@@ -104,31 +75,6 @@ async def program(args, sample, *, base_url, api_key, sandbox):
         await ask({"role": "user", "content": "another task"})
     await sandbox.write_file("right", str(sample.index % 2))
 '''
-
-WORDS = '''
-from slime_core import RewardTraits, declares, resolve
-from slime_environments.reasoning_gym import reward
-
-declares(RewardTraits(execution="thread"))(reward)  # where the environment has imported the package, which takes long
-
-async def generate(args, sample, sampling_params, *, context):
-    """single_turn; every second sample says the right word."""
-    done = await resolve("generators", "single_turn").obj(args, sample, sampling_params, context=context)
-    if sample.index % 2:
-        done.response = sample.label
-    return done
-'''
-
-
-def word(index: int, text: str) -> dict[str, Any]:
-    """A row as the recipe of `reasoning_gym` writes it, its question as messages besides."""
-    question, answer = f"Spell this word backward (example: sun -> nus): {text}", text[::-1]
-    spec = {"name": "spell_backward", "config": {"min_word_len": 3, "max_word_len": 4, "seed": 5, "size": 3}}
-    entry = {"question": question, "answer": answer, "metadata": {"word": text}}
-    return {
-        "input": question, "messages": [{"role": "user", "content": question}], "label": answer,
-        "metadata": {"reasoning_gym": {"spec": spec, "index": index, "entry": entry}},
-    }  # fmt: skip
 
 
 def flags(tiny: TinyRun, run: Path, config: Path, **more: Any) -> list[str]:
@@ -200,51 +146,19 @@ def test_data_sets_environments_and_samplers_at_once(tiny: TinyRun, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_tools_agents_and_tasks_at_once(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    """Generators that talk in turns, each with its own reward: scores, the table, and what the record keeps."""
+def test_conversations_beside_one_another_are_one_execution(tiny: TinyRun, tmp_path: Path, slime) -> None:
     pytest.importorskip("openai")
-    (tmp_path / "tools.py").write_text(TOOLS)
     (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "words.py").write_text(WORDS)
-    rows = [word(i, text) for i, text in enumerate(("roid", "yerk", "sun"))]
-    (tmp_path / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held, tools, words = f"{tiny.root / 'eval.jsonl'}@[:2]", tmp_path / "tools.py", str(tmp_path / "words.jsonl")
     agent = {"program": f"{tmp_path / 'agent.py'}:program", "test_command": "cat right", "reward": "printed",
              "isolation": "best-effort"}  # fmt: skip
-    gym = {"plugins": {"reasoning_gym": {"tries": 2}, "multi_turn": {"max_turn_tokens": 4}}}
-    config = write(
-        tmp_path / "evals.yaml",
-        [
-            {"name": "tools", "path": held, "custom_generate_function_path": "tool_use", "n_samples_per_eval_prompt": 3,
-             "tools_path": [f"{tools}:add"], "custom_rm_path": f"{tools}:called", "max_response_len": 300,
-             "stop_token_ids": list(range(1, 120, 2)), "plugins": {"tool_use": {"max_turns": 3}}},
-            {"name": "agent", "path": held, "custom_generate_function_path": "agent", "n_samples_per_eval_prompt": 2,
-             "apply_chat_template": False, "max_response_len": 60, "plugins": {"agent": agent}},
-            {"name": "words", "path": words, "custom_generate_function_path": f"{tmp_path / 'words.py'}:generate",
-             "custom_rm_path": f"{tmp_path / 'words.py'}:reward", "n_samples_per_eval_prompt": 2, **gym},
-            {"name": "tries", "path": words, "custom_generate_function_path": "multi_turn", "max_response_len": 300,
-             "environment_path": "reasoning_gym", "apply_chat_template": False, "input_key": "messages", **gym},
-        ],
-    )  # fmt: skip
-    of_the_run = {"tool-call-parser": f"{tools}:EveryTurn", "set": "plugins.reasoning_gym.answer=text"}
-    done = slime("eval", *flags(tiny, tmp_path / "run", config, **of_the_run))
-    sets = json.loads((tmp_path / "run" / "eval.json").read_text())["datasets"]
-    kept = {n: [s for g in read_groups(tmp_path / f"run/eval/{n}.jsonl")[0].values() for s in g] for n in sets}
-    assert {n: (s["prompts"], s["samples_per_prompt"], s["failed"]) for n, s in sets.items()} == {
-        "tools": (2, 3, 0), "agent": (2, 2, 0), "words": (3, 2, 0), "tries": (3, 1, 0),
-    }  # fmt: skip
-    values = {name: {score: found["value"] for score, found in s["scores"].items()} for name, s in sets.items()}
-    assert all(s.metadata["tool_stats"]["add"]["calls"] == s.reward + 1 == 2 for s in kept["tools"])
-    assert values["tools"] == {"reward": 1.0, "pass@1": 1.0, "pass@2": 1.0, "pass@3": 1.0}
-    assert len(kept["agent"]) > sets["agent"]["executions"] == 4, "the conversation beside it is a sibling"
-    assert [values["agent"][score] for score in ("reward", "pass@1", "pass@2")] == [0.5, 0.5, 1.0]
-    assert values["words"]["pass@2"] == 1.0
-    assert 0.5 <= values["words"]["reward"] < 1.0
-    assert [s.metadata["num_turns"] for s in kept["tries"]] == [2, 2, 2]
-    for name in ("tools", "tries"):
-        assert all(0 in s.loss_mask for s in kept[name]), "what was answered to a turn is no sampled token"
-    table = [line.split("\u2502") for line in done.stdout.splitlines() if "\u2502" in line]
-    assert [row[5].strip() for row in table if row[4].strip() == "pass@2"] == ["1.0000"] * 3
+    data = {"name": "agent", "path": f"{tiny.root / 'eval.jsonl'}@[:2]", "custom_generate_function_path": "agent"}
+    data |= {"n_samples_per_eval_prompt": 2, "apply_chat_template": False, "max_response_len": 60}
+    slime("eval", *flags(tiny, tmp_path / "run", write(tmp_path / "e.yaml", [{**data, "plugins": {"agent": agent}}])))
+    found = json.loads((tmp_path / "run" / "eval.json").read_text())["datasets"]["agent"]
+    kept = [s for g in read_groups(tmp_path / "run/eval/agent.jsonl")[0].values() for s in g]
+    assert (found["prompts"], found["samples_per_prompt"], found["failed"]) == (2, 2, 0)
+    assert len(kept) > found["executions"] == 4, "the conversation beside it is a sibling"
+    assert [found["scores"][score]["value"] for score in ("reward", "pass@1", "pass@2")] == [0.5, 0.5, 1.0]
 
 
 @pytest.mark.slow

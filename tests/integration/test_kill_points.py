@@ -11,9 +11,12 @@ from tests.zygote import Zygote
 POINTS = [
     "engine_step.step:begin#12",
     "commit_rename.rename:end#3",
-    "metrics.slime_log_metrics:end#4",
+    "metrics.slime_log_metrics:end#1",
 ]
-"""In the middle of a rollout; between a commit and the pointer to it; between the metrics of a step and its commit."""
+"""In the middle of a rollout; between a commit and the pointer to it; between the metrics of a step and its commit.
+
+Each but the first kills the run that resumes after the one before.
+"""
 
 
 def test_killed_at_an_event_and_resumed(tiny: TinyRun, tmp_path: Path, zygote: Zygote) -> None:
@@ -21,5 +24,5 @@ def test_killed_at_an_event_and_resumed(tiny: TinyRun, tmp_path: Path, zygote: Z
     events = kills.record()
     missing = [point for point in POINTS if events[point.split("#")[0]] < int(point.split("#")[1])]
     assert missing == [], "the run has not so many events of these names"
-    kills.check_all([[point] for point in POINTS])
+    kills.check_all([POINTS])
     assert sum(kills.done.values()) == len(POINTS)

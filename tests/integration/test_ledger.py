@@ -1,11 +1,8 @@
-"""A run that is killed at commits and resumed: `slime ledger verify` holds, and says what does not when it does not."""
+"""`slime ledger verify` and `show` on a run. Kills at every event are in `tests/backends/kill`."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +19,11 @@ FILTER = """
 def keep(args, samples, **kwargs):
     return samples[0].group_index % 5 != 2
 """
-KILLED = """
-import os, signal, sys
-from slime_core.checkpoint.store import CheckpointStore
-from slime_core.cli.main import main
-from slime_core.rollout import state
-
-left = int(sys.argv[2])
-
-def killed_after(function):
-    def call(*args):
-        global left
-        answer, left = function(*args), left - 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-    return call
-
-if sys.argv[1] == "segment":    # it is on disk, the commit is not
-    state.write_segment = killed_after(state.write_segment)
-else:                           # the commit is, `latest` names it, and nothing knows
-    CheckpointStore._point_to = killed_after(CheckpointStore._point_to)
-main(sys.argv[3:])
-"""
 
 
 @pytest.fixture(scope="module")
 def save(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Partial rollouts and a dynamic filter, killed between a segment and its commit, and right after a commit."""
+    """A run with partial rollouts and a dynamic filter."""
     root = tmp_path_factory.mktemp("ledger")
     (root / "filter.py").write_text(FILTER)
     save = root / "run"
@@ -58,12 +32,7 @@ def save(tiny: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "eval_interval": None, "eval_prompt_data": None,
         "dynamic_sampling_filter_path": f"{root / 'filter.py'}:keep",
     }  # fmt: skip
-    argv = ["train", *tiny.argv(**flags)]
-    for where, calls in (("segment", 2), ("commit", 3)):  # going back to a commit points to it, too
-        command = [sys.executable, "-c", KILLED, where, str(calls), *argv]
-        killed = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert main(argv) == 0
+    assert main(["train", *tiny.argv(**flags)]) == 0
     return save
 
 
@@ -72,7 +41,7 @@ def _verify(save: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tu
     return status, capsys.readouterr().out
 
 
-def test_no_prompt_is_skipped_and_none_trained_twice(save: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_counts_groups_of_every_commit(save: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = _verify(save, capsys)
     assert (status, "the ledger holds" in said) == (0, True), said
     status, said = _verify(save, capsys, "--json")

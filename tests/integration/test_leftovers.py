@@ -100,6 +100,7 @@ def inline(args, sample, **kwargs):
 """
 
 
+@pytest.mark.slow
 def test_output_of_what_a_reward_starts_is_capped(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(LOUD.format(done=str(tmp_path / "done")))
     changes = {"num_rollout": 1, "custom_rm_path": f"{tmp_path / 'mine.py'}:inline", "eval_interval": None}

@@ -60,12 +60,11 @@ def test_the_prompts_of_the_evaluation_are_not_trained_on() -> None:
     assert not train & held_out
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_it_learns_the_task_in_ten_rollouts(seed: int, folder: Path, slime: Slime) -> None:
+def test_it_learns_the_task_in_ten_rollouts(folder: Path, slime: Slime) -> None:
     """0.12 -> 0.69 was measured; thirty rollouts, which `make real` has, end at 0.90."""
-    run = folder / f"learns-{seed}"
+    run = folder / "learns"
     slime(
-        "train", "--config", folder / "run.yaml", "--save", run, "--seed", seed, "--num-rollout", 10, timeout=1400
+        "train", "--config", folder / "run.yaml", "--save", run, "--num-rollout", 10, timeout=1400
     )  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
     assert summary["eval_before"] < 0.3
@@ -109,92 +108,6 @@ def test_a_stop_string_ends_the_answer(folder: Path, slime: Slime) -> None:
     for sample in found:
         assert sample.response.count(".") <= 1
         assert sample.response.rstrip().endswith((".", "<|im_end|>")), sample.response
-
-
-def test_lora_trains_and_its_merged_weights_are_served(folder: Path, model: Path, slime: Slime) -> None:
-    from safetensors.torch import load_file
-
-    run = folder / "lora"
-    slime(
-        "train", "--config", folder / "run.yaml", *_here(folder, SMALL), "--num-rollout", 2, "--save", run,
-        "--lora-rank", 8, "--lr", 1e-3, "--check-weight-update-equal",
-    )  # fmt: skip
-    commit = sorted((run / "checkpoints").glob("rollout_*"))[-1]
-    config = json.loads((commit / "adapter/adapter_config.json").read_text())
-    assert config["r"] == 8
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    merged = PeftModel.from_pretrained(base, str(commit / "adapter")).merge_and_unload().state_dict()
-    ours = load_file(commit / "model.safetensors")
-    assert max((merged[name] - tensor).abs().max() for name, tensor in ours.items()) < 1e-6
-    assert any(not torch.equal(tensor, load_file(model / "model.safetensors")[name]) for name, tensor in ours.items())
-
-
-def test_a_resumed_run_goes_on_bit_for_bit(folder: Path, slime: Slime) -> None:
-    straight, half = folder / "straight", folder / "half"
-    common = ["train", "--config", folder / "run.yaml", *_here(folder, SMALL), "--save-interval", 1]
-    slime(*common, "--save", straight, "--num-rollout", 2)
-    slime(*common, "--save", half, "--num-rollout", 1)
-    slime(*common, "--save", half, "--num-rollout", 2, "--load", half)
-    one, two = (sorted((run / "checkpoints").glob("rollout_*"))[-1] / "model.safetensors" for run in (straight, half))
-    assert one.read_bytes() == two.read_bytes()
-
-
-def test_supervised_fine_tuning_lowers_the_loss(folder: Path, model: Path, slime: Slime) -> None:
-    data, run = folder / "sft.jsonl", folder / "sft"
-    said = [
-        {"messages": [{"role": "user", "content": row["input"]}, {"role": "assistant", "content": _answer(row)}]}
-        for row in rows(WORDS)[:64]
-    ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in said))
-    slime(
-        "sft", "--hf-checkpoint", model, "--prompt-data", data, "--save", run, "--num-rollout", 4,
-        "--rollout-batch-size", 16, "--lr", 5e-5,
-    )  # fmt: skip
-    losses = [value for _, value in Run(run).series("train/loss")]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def _answer(row: dict[str, Any]) -> str:
-    return f"There is a {row['label']['word']} in this sentence about {row['label']['topic']}."
-
-
-ENVIRONMENT = """from slime_core import Sample, Step
-
-
-class Environment:
-    def __init__(self, args): self.turns = 0
-    def reset(self, sample): self.turns = 0
-    def step(self, action):
-        self.turns += 1
-        return Step("Say it again, in other words.", reward=0.5, done=self.turns == 2)
-    def close(self): pass
-"""
-
-
-def test_what_an_environment_says_is_masked(folder: Path, model: Path, slime: Slime) -> None:
-    from transformers import AutoTokenizer
-
-    (folder / "again.py").write_text(ENVIRONMENT)
-    data, run = folder / "chats.jsonl", folder / "turns"
-    asked = [{"input": [{"role": "user", "content": row["input"]}], "label": row["label"]} for row in rows(WORDS)[:8]]
-    data.write_text("".join(json.dumps(row) + "\n" for row in asked))
-    slime(
-        "train", "--config", folder / "run.yaml", "--prompt-data", data, "--no-apply-chat-template", "--save", run,
-        "--num-rollout", 1, "--rollout-batch-size", 2, "--n-samples-per-prompt", 4, "--skip-eval-before-train",
-        "--custom-generate-function-path", "multi_turn", "--environment-path", folder / "again.py",
-        "--rollout-max-response-len", 96, "--set", "plugins.multi_turn.max_turn_tokens=24",
-    )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    played = samples(run)
-    assert {sample.metadata["num_turns"] for sample in played} == {2}
-    for sample in played:
-        masked = [t for t, kept in zip(sample.tokens[-sample.response_length :], sample.loss_mask) if not kept]
-        assert "<|im_start|>user\nSay it again, in other words.<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(
-            masked
-        )
 
 
 SHOP = """def price(item: str) -> str:
@@ -260,9 +173,3 @@ def test_openai_client_completes_streams_and_counts(url: str) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
     cut = api.chat.completions.create(**asked, stop=[" music"]).choices[0]
     assert cut.message.content == whole.message.content.partition(" music")[0]
-
-
-def test_the_page_shows_its_tokens(folder: Path, slime: Slime) -> None:
-    shown = slime("samples", "show", folder / "outputs/smollm2", "--worst", "-n", 1).stdout
-    assert "Write one short sentence" in shown
-    assert "\ufffd" not in shown

@@ -71,7 +71,8 @@ def test_killed_with_a_buffer_that_has_a_state_of_its_own(tiny: TinyRun, tmp_pat
     assert last_commit(save, ()) == last_commit(whole, ())
 
 
-@pytest.mark.parametrize("stop_after", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_after", [2, 4])
 def test_resume_from_each_commit(tiny: TinyRun, unkilled: Path, tmp_path: Path, slime: Any, stop_after: int) -> None:
     """As if killed right after that commit, with everything later lost."""
     save = tmp_path / "run"

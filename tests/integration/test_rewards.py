@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from slime_embedded.engine.engine import EmbeddedEngine
 from slime_serving.native import serve_in_loop
 from slime_testing_contracts import ScriptedService
@@ -25,33 +24,6 @@ SHORT: dict[str, Any] = {"eval_interval": None, "eval_prompt_data": None, "num_r
 
 def samples(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(x) for f in sorted((run_dir / "rollouts").iterdir()) for x in f.read_text().splitlines()]
-
-
-@pytest.fixture
-def weighted(tiny: TinyRun, tmp_path: Path) -> Path:
-    """A configuration file that sums three rewards, of a file, by a prefix, and with options of its own."""
-    terms = [
-        {"reward": str(tiny.root / "rm.py"), "name": "digits"},
-        {"reward": "boxed_math", "weight": 2.0},
-        {"reward": "length_penalty", "weight": 0.5},
-    ]
-    plugins = {"weighted_sum": {"terms": terms}, "length_penalty": {"shape": "linear", "target": 4}}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"plugins": plugins}))
-    return tmp_path / "run.yaml"
-
-
-@pytest.mark.slow
-def test_a_weighted_sum_keeps_its_terms(tiny: TinyRun, slime: Slime, tmp_path: Path, weighted: Path) -> None:
-    argv = tiny.argv(tmp_path / "run", **SHORT, rm_type="weighted_sum", reward_key="score")
-    done = slime("rollout", *argv, "--config", weighted)
-    assert "without effect" not in done.stderr
-    found = samples(tmp_path / "run")
-    assert len(found) == 16
-    for sample in found:
-        terms = sample["reward"]
-        penalty = -min(1.0, abs(sample["response_length"] - 4) / 4)
-        assert terms["length_penalty"] == pytest.approx(penalty)
-        assert terms["score"] == pytest.approx(terms["digits"] + 2.0 * terms["boxed_math"] + 0.5 * penalty)
 
 
 def test_a_service_that_refuses_fails_samples_with_its_words(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
@@ -95,13 +67,3 @@ def test_a_reward_of_another_project_and_what_check_says_of_it(tiny: TinyRun, sl
     found = samples(tmp_path / "run")
     assert {sample["reward"] for sample in found} <= {0.0, 1.0}
     assert {sample["status"] for sample in found} <= {"completed", "truncated"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["math", "exact", "deepscaler", "random"])
-def test_a_built_in_reward_of_one_sample_with_group_rm(name: str, tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    argv = tiny.argv(tmp_path / "run", **SHORT, rm_type=name, group_rm=True)
-    done = slime("train", *argv)
-    assert "scores one 'sample' at a time, so --group-rm has no effect" in done.stderr
-    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["rollout/raw_reward"] >= 0.0

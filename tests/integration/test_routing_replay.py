@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,32 +24,6 @@ def test_the_engines_experts_are_replayed_in_every_rollout(slime: Slime, tiny_mo
 def test_bitwise_on_policy_with_experts(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny_moe.argv(tmp_path / "run", true_on_policy_mode=True, use_rollout_routing_replay=True))
     assert [row["train/train_rollout_logprob_abs_diff_max"] for row in trained(tmp_path / "run")] == [0.0] * 4
-
-
-@pytest.mark.slow
-def test_partial_samples_keep_their_experts_over_a_resume(slime: Slime, tiny_moe: TinyRun, tmp_path: Path) -> None:
-    """Continued samples, some of them from a checkpoint, still know every token's experts."""
-    generate = tmp_path / "gen.py"
-    generate.write_text(
-        "from slime_generators.single_turn import generate as single_turn\n\n"
-        "async def generate(args, sample, sampling_params, *, context):\n"
-        "    room = 6 if sample.group_index % 2 else 40  # the long half is cut when the short one is done\n"
-        "    params = {**sampling_params, 'max_new_tokens': room}\n"
-        "    return await single_turn(args, sample, params, context=context)\n"
-    )
-    flags: dict[str, Any] = {
-        "use_rollout_routing_replay": True, "partial_rollout": True, "over_sampling_batch_size": 8,
-        "rollout_max_response_len": 40, "custom_generate_function_path": generate,
-        "eval_interval": None, "eval_prompt_data": None,
-    }  # fmt: skip
-    slime("train", *tiny_moe.argv(tmp_path / "run", **flags, num_rollout=2))
-    checkpoint = sorted((tmp_path / "run").rglob("data_source.json"))[-1]
-    stored = checkpoint.read_text()
-    assert '"base64"' in stored, "partial samples wait in the buffer with their experts"
-    slime("train", *tiny_moe.argv(tmp_path / "run", **flags, num_rollout=4, load=tmp_path / "run"))
-    rows = trained(tmp_path / "run")
-    assert len(rows) == 4
-    assert [row["rollout/routing_replay_fraction"] for row in rows] == [1.0] * 4
 
 
 @pytest.mark.slow

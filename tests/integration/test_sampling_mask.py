@@ -31,25 +31,3 @@ def test_engine_and_trainer_agree_over_what_was_sampled_among(slime, tiny: TinyR
 def test_bit_for_bit_with_true_on_policy_mode(slime, tiny: TinyRun, tmp_path: Path) -> None:
     slime("train", *tiny.argv(tmp_path / "run", **FLAGS, num_rollout=1, true_on_policy_mode=True))
     assert [row["train/train_rollout_logprob_abs_diff_max"] for row in trained(tmp_path / "run")] == [0.0]
-
-
-@pytest.mark.slow
-def test_partial_samples_keep_it_over_a_resume(slime, tiny: TinyRun, tmp_path: Path) -> None:
-    """Samples from a checkpoint, continued, say of every token what it was sampled among."""
-    generate = tmp_path / "gen.py"
-    generate.write_text(
-        "from slime_generators.single_turn import generate as single_turn\n\n"
-        "async def generate(args, sample, sampling_params, *, context):\n"
-        "    room = 6 if sample.group_index % 2 else 40  # the long half is cut when the short one is done\n"
-        "    params = {**sampling_params, 'max_new_tokens': room}\n"
-        "    return await single_turn(args, sample, params, context=context)\n"
-    )
-    flags = {
-        **FLAGS, "partial_rollout": True, "over_sampling_batch_size": 8, "rollout_max_response_len": 40,
-        "custom_generate_function_path": generate,
-    }  # fmt: skip
-    slime("train", *tiny.argv(tmp_path / "run", **flags, num_rollout=2))
-    stored = sorted((tmp_path / "run").rglob("data_source.json"))[-1].read_text()
-    assert '"rollout_top_p_token_offsets": [' in stored or '"rollout_top_p_token_offsets":[' in stored
-    slime("train", *tiny.argv(tmp_path / "run", **flags, num_rollout=4, load=tmp_path / "run"))
-    assert len(trained(tmp_path / "run")) == 4

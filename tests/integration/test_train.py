@@ -56,15 +56,6 @@ def test_checkpoints_open_in_transformers_and_config_loads_back(tiny: TinyRun, t
     assert yaml.safe_load(shown)
 
 
-@pytest.mark.slow
-def test_the_same_seed_is_bitwise_the_same_and_another_is_not(tiny: TinyRun, tmp_path: Path, slime) -> None:
-    weights = {}
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        slime("train", *tiny.argv(tmp_path / name, num_rollout=2, rollout_seed=seed))
-        weights[name] = (tmp_path / name / "checkpoints" / "rollout_0000001" / "model.safetensors").read_bytes()
-    assert weights["a"] == weights["b"] != weights["c"]
-
-
 def test_estimators_kl_and_filters_run(tiny: TinyRun, tmp_path: Path, slime) -> None:
     save = tmp_path / "run"
     flags = {

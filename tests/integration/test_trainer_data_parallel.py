@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,10 @@ from slime_embedded.models.decoder import init_weights
 
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import write_config, write_weights
-from tests.ports import free_port
+from tests.backends.megatron.conftest import ranks
+from tests.backends.megatron.ranks import RankPool
 
-WORKER = Path(__file__).with_name("trainer_worker.py")
+__all__ = ["ranks"]
 VOCAB = 31
 HF: dict[str, Any] = {
     "model_type": "qwen2",
@@ -69,29 +67,6 @@ def columns(seed: int) -> dict[str, Any]:
     }
 
 
-def run(job: dict[str, Any], save: Path, world_size: int, check: bool = True) -> str:
-    """Run the workers to their end; returns their standard error."""
-    save.mkdir(parents=True, exist_ok=True)
-    path = save.with_suffix(".job.json")
-    path.write_text(json.dumps({**job, "save": str(save)}))
-    port = str(free_port())
-    processes = []
-    for rank in range(world_size):
-        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(WORKER), str(path)]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = "".join(process.communicate(timeout=120)[1] for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if check:
-        assert [process.returncode for process in processes] == [0] * world_size, errors
-    return errors
-
-
 def weights(directory: Path) -> dict[str, torch.Tensor]:
     found = load_file(directory / "model.safetensors")
     for path in directory.glob("adapters/*/adapter_model.safetensors"):
@@ -112,32 +87,36 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     ],
 )
 def test_two_processes_train_as_one_and_resume(
-    trainer: str, more: dict[str, Any], job: dict[str, Any], tmp_path: Path
+    ranks: Callable[[int], RankPool], trainer: str, more: dict[str, Any], job: dict[str, Any], tmp_path: Path
 ) -> None:
     """Compare with the embedded trainer in one process."""
-    one, two, halves = tmp_path / "one", tmp_path / "two", tmp_path / "halves"
+
+    def run(name: str, world_size: int, **changes: Any) -> list[Any]:
+        (tmp_path / name).mkdir()
+        given = {"job": {**job, **changes}, "save": str(tmp_path / name)}
+        return ranks(world_size).run("tests.integration.trainer_worker:trained", deadline=120, **given)
+
     job["args"] |= {name: value for name, value in more.items() if name.startswith(("lora", "model", "kl", "use"))}
-    run(job, one, 1)
+    ((single, _),) = run("one", 1)
     job["trainer"] = trainer
-    run(job, two, 2)
-    expected, found = weights(one), weights(two)
+    (both, _), (other, _) = run("two", 2)
+    expected, found = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-6, msg=name)
     job["args"] |= more
-    single = json.loads((one / "metrics_0.json").read_text())
-    both = [json.loads((two / f"metrics_{rank}.json").read_text()) for rank in (0, 1)]
-    assert both[0] == both[1]
-    for a, b in zip(single, both[0], strict=True):
+    assert both == other
+    for a, b in zip(single, both, strict=True):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
 
-    run({**job, "batches": job["batches"][:2]}, tmp_path / "first", 2)
-    run({**job, "batches": job["batches"][2:], "load": str(tmp_path / "first")}, halves, 2)
-    resumed = weights(halves)
+    run("first", 2, batches=job["batches"][:2])
+    rest = {"batches": job["batches"][2:], "load": str(tmp_path / "first")}
+    run("halves", 2, **rest)
+    resumed = weights(tmp_path / "halves")
     exact = "save_dtype" not in more
     assert all(torch.equal(resumed[name], found[name].to(resumed[name].dtype)) for name in found)
 
-    told = run({**job, "batches": job["batches"][2:], "load": str(tmp_path / "first")}, tmp_path / "alone", 1)
-    assert "random states were saved by 2 processes and this run has 1" in told
+    ((_, logged),) = run("alone", 1, **rest)
+    assert any("random states were saved by 2 processes and this run has 1" in message for message in logged)
     for name, tensor in weights(tmp_path / "alone").items():
         near = 1e-6 if exact else 1e-2
         torch.testing.assert_close(tensor.float(), found[name], rtol=near, atol=near, msg=name)

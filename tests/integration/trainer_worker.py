@@ -1,14 +1,11 @@
-"""One data-parallel process of `test_trainer_data_parallel.py`: trains on its share and leaves a checkpoint.
-
-Usage: trainer_worker.py JOB.json, under the environment torchrun would set.
-"""
+"""Job of a rank of `test_trainer_data_parallel.py`: train on its share and leave a checkpoint."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
+import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,11 +15,13 @@ from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    job = json.loads(Path(sys.argv[1]).read_text())
+def trained(job: dict[str, Any], save: str) -> tuple[list[dict[str, float]], list[str]]:
+    """Return the metrics of the steps and what was logged."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
     trainer = resolve("trainers", job["trainer"], origin="the test").obj(Args(**job["args"]))
-    assert trainer.world_size == int(os.environ.get("WORLD_SIZE", "1"))
     if job["load"]:
         trainer.load(Path(job["load"]))
     metrics = []
@@ -49,10 +48,6 @@ def main() -> None:
         assert count.item() == total
     word = trainer.broadcast(json.dumps(metrics).encode() if trainer.rank == 0 else None)
     assert json.loads(word) == metrics, "ranks disagree about the metrics"
-    trainer.save(Path(job["save"]))
-    (Path(job["save"]) / f"metrics_{trainer.rank}.json").write_text(json.dumps(metrics))
+    trainer.save(Path(save))
     trainer.close()
-
-
-if __name__ == "__main__":
-    main()
+    return metrics, logged

@@ -142,7 +142,7 @@ def bounds(path: Path) -> tuple[float, float] | None:
     """Return the first and the last time in a trace, from the two ends of the file; None if there are no events."""
     try:
         with open_regular(path) as file:
-            first = list(_events(file.readline(_PIECE)))
+            first = list(_events(_whole_lines(file.read(_PIECE))))  # the first line may be empty
             file.seek(max(0, os.fstat(file.fileno()).st_size - _PIECE))
             last = list(_events(_whole_lines(file.read())))
     except OSError:  # the file is missing, or is not a regular file

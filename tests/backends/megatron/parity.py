@@ -52,7 +52,7 @@ CORRECTION = Path(__file__).parents[3] / "compat" / "examples" / "own_correction
 
 CASES = {
     "grpo": GRPO,
-    "tied": f"--hf-checkpoint {{tied}} {GRPO}",
+    "tied": f"--hf-checkpoint {{tied_with_biases}} {GRPO}",
     "experts": f"--hf-checkpoint {{experts}} {GRPO}",
     "experts, ppo": f"--hf-checkpoint {{experts}} {PPO}",
     "gspo": "--advantage-estimator gspo",
@@ -117,9 +117,12 @@ class Parity:
         self._embedded: dict[str, dict[str, Any]] = {}
         self._done: dict[tuple[int, str, str], Any] = {}
         self.root = root
-        names = ("dense", "other", "tied", "experts", "other_experts", "critic", "prompts")
+        names = ("dense", "other", "tied", "tied_with_biases", "experts", "other_experts", "critic", "prompts")
         self.paths = {name: root / name for name in names}
-        for name, variant in (("dense", "qwen3"), ("tied", "qwen3-tied"), ("experts", "qwen3-moe")):
+        for name, variant in (
+            *(("dense", "qwen3"), ("tied", "qwen3-tied"), ("tied_with_biases", "qwen2-tied")),
+            ("experts", "qwen3-moe"),
+        ):
             save_tiny(self.paths[name], variant, vocab_size=jobs.VOCABULARY)
         for name, variant in (("other", "qwen3"), ("other_experts", "qwen3-moe")):
             save_tiny(self.paths[name], variant, vocab_size=jobs.VOCABULARY, initializer_range=0.15)

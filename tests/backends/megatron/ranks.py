@@ -1,6 +1,6 @@
 """Jobs on several ranks: every job gets new processes, forks of one that has torch and Megatron imported.
 
-`RankPool(2).run("tests.backends.megatron.test_model_parallel:logits", layout=...)` calls the function with these
+`RankPool(2).run("tests.backends.megatron.test_attention:gradients", layout=...)` calls the function with these
 arguments on both ranks, in the environment that torchrun gives, and returns every rank's result, rank 0's first.
 Arguments and results are pickled. The function itself makes `ProcessGroups`, or joins `torch.distributed` from the
 environment. If one rank raises or the deadline passes, the others, who may wait for it in a collective, are killed.

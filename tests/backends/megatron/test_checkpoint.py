@@ -164,7 +164,7 @@ def test_there_and_back_is_bitwise(ranks: Ranks, tmp_path: Path, name: str) -> N
     """Written by one layout, read by one process, with what the model only carries along."""
     from safetensors.torch import save_file
 
-    from tests.backends.megatron.test_families_deepseek import save
+    from tests.backends.megatron.test_families import save
 
     if name == "qwen3-moe":
         save_tiny(tmp_path / "hf", name)
@@ -192,7 +192,7 @@ def test_a_model_quantised_by_blocks_comes_back_multiplied_out(ranks: Ranks, tmp
     """Also what it only carries along; `config.json` no longer says that it is quantised."""
     from safetensors.torch import save_file
 
-    from tests.backends.megatron.test_families_deepseek import save
+    from tests.backends.megatron.test_families import save
 
     hf = tmp_path / "hf"
     save("deepseek-v3", hf)

@@ -14,10 +14,7 @@ from slime_core.models.hf_io import read_weights
 from tests.backends.megatron import lora_jobs
 from tests.backends.megatron import trainer_jobs as jobs
 from tests.backends.megatron.ranks import RankPool
-from tests.backends.megatron.test_families_deepseek import MODELS as DEEPSEEK
-from tests.backends.megatron.test_families_deepseek import TINY as DEEPSEEK_SIZES
-from tests.backends.megatron.test_families_qwen3_next_minimax_m2 import FAMILIES as NEXT
-from tests.backends.megatron.test_families_qwen3_next_minimax_m2 import TINY as NEXT_SIZES
+from tests.backends.megatron.test_families import MODELS, TINY
 from tests.megatron_models import save_tiny
 
 pytestmark = pytest.mark.backends
@@ -66,22 +63,21 @@ def test_experts(ranks: Ranks, models: dict[str, Path], tmp_path: Path, layout: 
     lora_jobs.compare_adapters(ranks(2).run(f"{HERE}:megatron", **kwargs), expected)
 
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "latent attention": (DEEPSEEK["deepseek-v3-dense"][0], {**DEEPSEEK_SIZES, **DEEPSEEK["deepseek-v3-dense"][1]}),
-    "latent attention, shared experts": (
-        DEEPSEEK["moonlight"][0],
-        {**DEEPSEEK_SIZES, **DEEPSEEK["moonlight"][1], "num_experts_per_tok": 8},
-    ),
-    "linear attention": ("qwen3_next", {**NEXT_SIZES, **NEXT["qwen3_next"]}),
+FAMILIES: dict[str, dict[str, Any]] = {
+    "deepseek-v3-dense": {},
+    "moonlight": {"num_experts_per_tok": 8},
+    "qwen3-next": {},
 }
+"""Model -> further entries of its config.json."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(ranks: Ranks, tmp_path: Path, family: str) -> None:
     """One rank against transformers with W + scale * B A from the files, and two ranks against one."""
-    model_type, entries = FAMILIES[family]
+    model_type, entries = MODELS[family]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **{**entries, "vocab_size": jobs.VOCABULARY, "initializer_range": 0.1})
+    sizes = {**TINY, **entries, **FAMILIES[family], "vocab_size": jobs.VOCABULARY, "initializer_range": 0.1}
+    config = AutoConfig.for_model(model_type, **sizes)
     build: Any = AutoModelForCausalLM.from_config
     build(config).save_pretrained(tmp_path / "model")
     flags: dict[str, Any] = {"model": str(tmp_path / "model"), "rollout_temperature": 1.0}

@@ -90,19 +90,8 @@ def test_a_run_trains_on_a_server_of_its_own(tiny: TinyRun, vllm_python: Path, t
     assert "POST /inference/v1/generate" in (save / "engines/default/0.log").read_text()
 
 
-def test_a_run_trains_adapters_that_the_server_adds(tiny: TinyRun, vllm_python: Path, tmp_path: Path) -> None:
-    """An update of adapters that the server did not take shows as a gap of log-probs."""
-    save = train(
-        tiny, tmp_path, check_weight_update_equal=None, engine_python=vllm_python, engine_start_timeout=900,
-        lora_rank=4, lora_alpha=8, lora_unmerged=True, lr="1e-2",
-    )  # fmt: skip
-    sent = [line["perf/update_weights_wire_bytes"] for line in metrics(save) if "train/loss" in line]
-    whole = (tiny.root / "model/model.safetensors").stat().st_size
-    assert max(sent) < whole / 4
-
-
 def test_roles_answer_with_adapters_of_their_own(tiny: TinyRun, vllm_python: Path, tmp_path: Path) -> None:
-    """Every sample's log-probs are those of its role's adapter, and both adapters move."""
+    """Every sample's log-probs are those of its role's adapter; both adapters move, and nothing else is sent."""
     roles = [{"name": "solver"}, {"name": "critic", "prompt": "{solver} right?"}]
     own = {"multi_agent": {"roles": roles, "order": ["solver", "critic"]}}
     (tmp_path / "roles.yaml").write_text(yaml.safe_dump(own))
@@ -116,3 +105,5 @@ def test_roles_answer_with_adapters_of_their_own(tiny: TinyRun, vllm_python: Pat
     assert all(sum(line[f"train/grad_norm/{name}"] for line in trained) > 0 for name in ("solver", "critic"))
     used = {s["train_metadata"]["adapter"] for s in samples(tmp_path / "samples" / "{rollout_id}.jsonl", 2)}
     assert used == {"solver", "critic"}
+    whole = (tiny.root / "model/model.safetensors").stat().st_size
+    assert max(line["perf/update_weights_wire_bytes"] for line in trained) < whole / 2

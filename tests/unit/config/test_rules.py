@@ -242,6 +242,25 @@ REFUSED = [
     ("--lora-rank 8 --lora-dropout 0.1", r"--lora-dropout 0.1 \(flag\): .*only 0"),
     ("--lora-rank 0", "--lora-rank '0'"),
     ("--lora-rank 8 --lora-alpha 0", "--lora-alpha '0'"),
+    (
+        "--async --colocate",
+        r"--async \(flag\) and --colocate \(flag\) exclude each other: trainer and engines work",
+    ),
+    ("--async --offload-train", r"--async \(flag\) and --offload-train \(flag\) exclude each other"),
+    ("--async --true-on-policy-mode", r"--async .* --true-on-policy-mode .* exclude each other"),
+    ("--async --max-staleness 0", r"--max-staleness 0 \(flag\): --async-mode one-step .* so 1 is the least"),
+    ("--async --max-staleness 2 --partial-rollout", r"need --staleness-policy mask in --async-mode one-step"),
+    ("--async --async-mode full --rollout-function-path sft", r"--async-mode 'full' .* calls no rollout function"),
+    ("--async --async-mode two-step", r"--async-mode 'two-step'"),
+    ("--async --update-weights-interval 0", r"--update-weights-interval '0'"),
+    ("--debug-train-only", r"--debug-train-only.* needs --load-debug-rollout-data FILE"),
+    ("--load-debug-rollout-data-subsample 0.5", r"needs --load-debug-rollout-data FILE"),
+    ("--debug-rollout-only --load-debug-rollout-data d/{rollout_id}", r"--debug-rollout-only.*contradicts"),
+    ("--save-debug-rollout-data d/{step}", r"the only placeholder is \{rollout_id\}"),
+    ("--save-hf d/{step} --save s --save-interval 1", r"--save-hf.*the only placeholder"),
+    ("--save-debug-train-data d.jsonl", r"overwrite each other; put \{rollout_id\} into it"),
+    ("--save-debug-rollout-data d/{rollout_id} --save-debug-train-data ./d/{rollout_id}", r"are the same file"),
+    ("--save-debug-rollout-data d/{rollout_id} --load-debug-rollout-data d/{rollout_id}", r"are the same file"),
 ]
 
 
@@ -310,3 +329,98 @@ def test_a_mode_is_the_transport_of_that_name(load: Load, transport: str) -> Non
     for beside in ("auto", "nccl", "disk", "delta"):
         args = load("--update-weight-mode", "delta", "--update-weight-transport", beside).args
         assert args.update_weight_transport == "delta"
+
+
+# -- asynchronous runs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "warning"),
+    [
+        ("--max-staleness 2", "--max-staleness 2 (flag) has no effect without --async,"),
+        ("--eval-in-background", "--eval-in-background (flag) has no effect without --async,"),
+        ("--update-weights-interval 5 --colocate", "--update-weights-interval 5 (flag) has no effect without --async,"),
+        ("--async --async-buffer-groups 8", "--async-buffer-groups 8 (flag) has no effect with --async-mode one-step"),
+        ("--async --staleness-policy drop", "--staleness-policy 'drop' (flag) has no effect without --max-staleness."),
+        ("--async --eval-in-background", "--eval-in-background (flag) has no effect without --eval-interval."),
+        ("--async --debug-rollout-only", "--async (flag) has no effect with --debug-rollout-only"),
+    ],
+)
+def test_without_effect(load: Load, flags: str, warning: str) -> None:
+    assert [w for w in load(*flags.split()).warnings if w.startswith(warning)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--async --update-weights-interval 3 --max-staleness 1",
+        "--async --max-staleness 2 --partial-rollout --staleness-policy mask",
+        "--async --async-mode full --max-staleness 0 --staleness-policy drop --async-buffer-size 2",
+    ],
+)
+def test_accepted(load: Load, flags: str) -> None:
+    assert not [w for w in load(*flags.split()).warnings if "async" in w or "stale" in w]
+
+
+def test_the_buffer_holds_a_batch_unless_told_otherwise(load: Load) -> None:
+    settings = load("--async", "--async-mode", "full")
+    assert settings.args.async_buffer_groups == settings.args.rollout_batch_size
+    assert str(settings.origins["async_buffer_groups"]) == "derived: rollout_batch_size"
+
+
+def test_the_buffer_counts_rollouts(load: Load) -> None:
+    """1 is one-step; more is continuous generation."""
+    one, more = load("--async", "--async-buffer-size", "1"), load("--async", "--async-buffer-size", "4")
+    assert (one.args.async_mode, more.args.async_mode) == ("one-step", "full")
+    assert more.args.async_buffer_groups == 4 * more.args.rollout_batch_size
+    assert str(more.origins["async_mode"]) == "derived: async_buffer_size 4"
+    with pytest.raises(ConfigError, match=r"has one rollout ahead; choose --async-mode full"):
+        load("--async", "--async-buffer-size", "4", "--async-mode", "one-step")
+    with pytest.raises(ConfigError, match="are both set; use one"):
+        load("--async", "--async-mode", "full", "--async-buffer-size", "4", "--async-buffer-groups", "8")
+
+
+@pytest.mark.parametrize("key", ["async", "async_training"])
+def test_files_and_variables_may_spell_it_as_the_flag_is(load: Load, tmp_path: Path, key: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"{key}: true\n")
+    settings = load("--config", str(tmp_path / "run.yaml"))
+    assert settings.args.async_training
+    assert settings.cite("async_training") == f"--async ({tmp_path}/run.yaml:1)"
+    again = tmp_path / "again.yaml"
+    again.write_text(settings.to_yaml(changed=True))
+    assert load_settings(["--config", str(again)], env={}).args.async_training
+
+
+# -- dumps and half a loop -------------------------------------------------------------------------------------
+
+
+def test_loading_means_training_only_and_needs_neither_data_nor_reward() -> None:
+    argv = "--hf-checkpoint /m --rollout-batch-size 4 --num-rollout 2 --load-debug-rollout-data d/{rollout_id}.jsonl"
+    s = load_settings(argv.split(), env={})
+    assert s.args.debug_train_only
+    assert str(s.origins["debug_train_only"]) == "derived: load_debug_rollout_data"
+    assert any("nothing is generated" in w for w in s.warnings)
+
+
+def test_dump_details_names_both_dumps_unless_they_are_named(load: Load) -> None:
+    s = load("--dump-details", "D", "--save-debug-train-data", "t/{rollout_id}")
+    assert s.args.save_debug_rollout_data == "D/rollout_data/{rollout_id}.jsonl"
+    assert s.args.save_debug_train_data == "t/{rollout_id}"
+
+
+def test_rollouts_without_training_are_saved_in_the_run_directory(load: Load) -> None:
+    s = load("--debug-rollout-only", "--save", "out", "--save-interval", "1", "--load", "out")
+    assert s.args.save_debug_rollout_data == "out/rollouts/rollout_{rollout_id:07d}.jsonl"
+    assert sum("nothing is trained" in w for w in s.warnings) == 2
+
+
+def test_a_name_that_promises_a_pickle_is_warned_about(load: Load) -> None:
+    s = load("--save-debug-rollout-data", "d/{rollout_id}.pt")
+    assert any("JSON lines" in w for w in s.warnings)
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_commands_that_do_not_train_refuse_saved_samples(command: str) -> None:
+    argv = "--hf-checkpoint /m --prompt-data p --rollout-batch-size 4 --load-debug-rollout-data d/{rollout_id}"
+    with pytest.raises(ConfigError, match=rf"slime {command} does not train; use slime train"):
+        load_settings(argv.split(), command=command, env={})

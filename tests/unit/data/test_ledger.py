@@ -164,29 +164,3 @@ def test_a_chain_is_adopted_from_another_store(tmp_path: Path) -> None:
     (tmp_path / "a" / refs[1].name).write_bytes(b"{}\n")
     with pytest.raises(CheckpointError, match="is not what its commit names"):
         adopt_chain(tmp_path / "c", tmp_path / "a", refs[-1])
-
-
-def test_a_source_that_hands_out_groups_again_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Endless:
-        replays: bool = False
-
-        def get_samples(self, num_samples: int) -> list[Group]:
-            return [group(i) for i in range(num_samples)]
-
-        def add_samples(self, samples: list[Group]) -> None:
-            pass
-
-    for replays, warnings in ((False, 1), (True, 0)):
-        ledger, own = Ledger(), Endless()
-        own.replays = replays
-        source = RecordedSource(own, ledger)
-        drawn = source.get_samples(3)
-        source.add_samples(drawn[2:])  # in excess: handed out again on purpose
-        ledger.taken(0, drawn[:2])
-        ledger.trained_through(0)
-        caplog.clear()
-        assert source.get_samples(3) == drawn
-        source.get_samples(3)
-        found = [record.getMessage() for record in caplog.records]
-        assert len(found) == warnings, found
-        assert all("Endless handed out 2 groups again" in line and "group_index 0, 1)" in line for line in found)

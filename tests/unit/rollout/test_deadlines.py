@@ -120,6 +120,23 @@ async def test_an_evaluated_group_has_nothing_in_its_place(policy) -> None:
         await deadlines.group_runner(runner)(group, {}, rollout_id=3, evaluation=True)
 
 
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_generate_function_has_rollout_timeout_whatever_it_catches(deaf: bool) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        generator = Generator(hangs=[1], deaf=deaf)
+        output = await roll(_args(group_timeout=None, rollout_timeout=STEP), generator)
+        first, late = output.samples[0]
+        assert (first.status, late.status) == (Sample.Status.COMPLETED, Sample.Status.FAILED)
+        reason = "error: not done within --rollout-timeout 0.03 s"
+        assert late.metadata["failure"] == {"where": "generator 'test'", "error": reason}
+        generator.release.set()
+        await asyncio.sleep(1)
+        assert (late.tokens, late.reward) == ([1], None)
+
+    run()
+
+
 @in_virtual_time
 async def test_stop_ends_the_run_with_a_report(tmp_path) -> None:
     before = set(current())  # what the garbage collector has not yet ended of other tests
@@ -191,7 +208,7 @@ async def test_a_rollout_that_moves_on_does_not() -> None:
     assert _groups(await roll(args, OneByOne())) == [0, 1]
 
 
-# -- evaluations that are interrupted, or take too long --------------------------------------------------
+# -- evaluations -----------------------------------------------------------------------------------------
 
 
 async def hang(begun: asyncio.Event) -> None:

@@ -28,7 +28,7 @@ def lent(hold: Hold, works: Sequence[Callable[[], Awaitable[Any]]]) -> list[asyn
     for work in works:
         place = hold.place()
         runs.append(asyncio.create_task(run(work, place)))
-        runs[-1].add_done_callback(place.leave)
+        runs[-1].add_done_callback(lambda _, place=place: place.leave())
     hold.lend()
     return runs
 
@@ -112,7 +112,7 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     assert names() == []
 
 
-# -- streams count for the engine's gate as other requests do --------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------------
 
 
 class Notified(StreamingEngine):

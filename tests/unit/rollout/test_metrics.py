@@ -59,18 +59,6 @@ def test_speculative_decoding_is_averaged_over_samples() -> None:
     assert "rollout/spec_accept_rate" not in rollout_metrics(ARGS, [plain], weight_version=3)
 
 
-def test_replayed_tokens_are_counted() -> None:
-    args = ARGS.model_copy(update={"use_rollout_routing_replay": True})
-    known, unknown = Sample(tokens=[1, 2]), Sample(tokens=[1, 2])
-    known.append_response_tokens(
-        tokens=[3, 4], log_probs=[-0.5] * 2, meta_info={"routed_experts": [[[0, 1]], [[2, 0]], [[1, 2]]]}
-    )
-    known.append_response_tokens(tokens=[5], trainable=False)
-    unknown.append_response_tokens(tokens=[3], log_probs=[-0.5])
-    metrics = rollout_metrics(args, [[known, unknown]], weight_version=0)
-    assert metrics["rollout/routing_replay_fraction"] == 3 / (4 + 2)
-
-
 def test_rollout_metrics() -> None:
     groups = [[_sample(0, 1.0), _sample(0, 0.0)], [_sample(1, 1.0), _sample(1, 1.0)]]
     groups[0][0].status = Sample.Status.TRUNCATED
@@ -115,7 +103,7 @@ def test_what_samples_note_is_averaged_over_the_executions_that_have_it() -> Non
     assert eval_metrics(data)["eval/held/mine/x"] == 1.25
 
 
-# -- tool metrics ----------------------------------------------------------------------------------------
+# -- tools, and parts of rewards -------------------------------------------------------------------------
 
 
 def test_further_counts_are_per_call_and_what_is_no_number_is_left_out() -> None:
@@ -184,7 +172,7 @@ def test_which_method_is_chosen() -> None:
             estimate([1.0, value], seed=0)
 
 
-# -- eval scores -----------------------------------------------------------------------------------------
+# -- scores of evaluations -------------------------------------------------------------------------------
 
 VOTES = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.booleans()), min_size=1, max_size=8)
 

@@ -150,20 +150,6 @@ def test_finished_samples_of_an_interrupted_group_are_masked_too() -> None:
     assert [s.remove_sample for s in group] == [False, True], "with no token left it counts nowhere, as of old groups"
 
 
-def test_a_sample_cut_off_in_its_reward_starts_afresh() -> None:
-    class Hanging(Scorer):
-        async def score(self, samples, evaluation):
-            if samples[0].group_index == 0:
-                await asyncio.Event().wait()
-            return await super().score(samples, evaluation)
-
-    source = Source()
-    args = rollout_args(over_sampling_batch_size=3, partial_rollout=True, rollout_stop_timeout=0.05)
-    _run(args, source, Generator(), scorer=Hanging())
-    assert [g[0].group_index for g in source.returned] == [0]
-    assert all((s.status, s.response_length) == (Sample.Status.PENDING, 0) for s in source.returned[0])
-
-
 @pytest.mark.parametrize("ends", ["cancelled", "error"])
 def test_a_rollout_that_ends_early_waits_for_no_reward(ends: str) -> None:
     """As ctrl-C does it, or failures in a row; the prompts are given back all the same."""
@@ -220,7 +206,7 @@ def test_a_filter_that_raises_or_answers_nonsense_is_named_by_its_flag() -> None
         _run(rollout_args(), Source(), Generator(), keep=lambda args, group: "yes")
 
 
-# -- what users' sources and rollout functions may hand over, and what is said of the rest ---------------
+# -- what users' sources and rollout functions hand over -------------------------------------------------
 
 
 def _groups(n: int, size: int = 2) -> list[list[Sample]]:

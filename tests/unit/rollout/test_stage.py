@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from slime_runs.loop_lag import INTERVAL, LoopLag
 
 from slime_core.config import Args
 from slime_core.rollout import event_loop
@@ -88,31 +86,6 @@ def loop() -> LoopThread:
     return LoopThread()
 
 
-def test_two_threads_take_turns_in_one_loop(loop: LoopThread) -> None:
-    """Each waits for the other, so neither would end if the second had to wait for the end of the first."""
-    here, there = asyncio.Event(), asyncio.Event()
-
-    async def first() -> int:
-        here.set()
-        await there.wait()
-        return threading.get_ident()
-
-    async def second() -> int:
-        there.set()
-        await here.wait()
-        return threading.get_ident()
-
-    answers: list[int] = []
-    other = threading.Thread(target=lambda: answers.append(loop.run(first())), daemon=True)
-    other.start()
-    answers.append(loop.run(asyncio.wait_for(second(), 60)))
-    other.join(60)
-    loop.close()
-    assert len(answers) == 2
-    assert len(set(answers)) == 1
-    assert answers[0] != threading.get_ident()
-
-
 def test_close_cancels_what_runs_and_tells_its_caller(loop: LoopThread) -> None:
     started, seen = threading.Event(), list[str]()
 
@@ -189,31 +162,6 @@ def test_a_coroutine_that_blocks_the_loop_is_left_alone(
     assert "did not end within" in caplog.text
     assert loop._thread is not None
     loop._thread.join(60)
-
-
-# -- loop lag --------------------------------------------------------------------------------------------
-
-
-def busy(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def test_a_callback_that_computes_is_lag_and_told_apart_from_one_that_sleeps() -> None:
-    async def body(work: object) -> dict[str, float]:
-        lag = LoopLag()
-        with lag.counting():
-            await asyncio.sleep(2 * INTERVAL)
-            work(0.2)  # type: ignore[operator]
-            await asyncio.sleep(2 * INTERVAL)
-        return lag.take()
-
-    computed, slept = asyncio.run(body(busy)), asyncio.run(body(time.sleep))
-    assert computed["perf/event_loop_lag_max"] >= 0.2 - INTERVAL
-    assert computed["perf/event_loop_lag_cpu_max"] >= 0.2 - INTERVAL
-    assert slept["perf/event_loop_lag_max"] >= 0.2 - INTERVAL
-    assert slept["perf/event_loop_lag_cpu_max"] < 0.1
 
 
 def test_nothing_runs_after_close(loop: LoopThread) -> None:

@@ -65,11 +65,9 @@ def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
 REFUSED: list[tuple[Callable[[], Sample], str]] = [
     (lambda: told(loss_mask=[1, 1, 1, 1]), "loss_mask trains response token 2, which is tool"),
     (lambda: told(loss_mask=[1, "0", 0, 1]), "loss_mask has the entry '0'; each is 0 or 1"),
-    (lambda: told(loss_mask=[1, 0.5, 0, 1]), "loss_mask has the entry 0.5"),
     (lambda: told(status="done"), "status is 'done'; one of pending, completed,"),
     (lambda: by_hand(loss_mask=[1] * 4, token_weight_versions=[3, 3, NOT_SAMPLED, 3]), "trains response token 2"),
     (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 2)]), "spans cover 4 tokens and the sample has 6"),
-    (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 5)]), "spans cover 7 tokens"),
     (lambda: told(spans=[["nobody", 6]]), "expected \\[source, length\\]"),
     (lambda: told(spans=[Span(Source.USER, 3), Span(Source.SAMPLED, 3)]), "token 0 is user and has log-prob -0.5"),
     (lambda: told(spans=[Span(Source.USER, 2), Span(Source.SAMPLED, 4)]), "token_weight_versions has -1 for it"),
@@ -81,13 +79,10 @@ REFUSED: list[tuple[Callable[[], Sample], str]] = [
         "tokens 1 to 2 are tool, and token_weight_versions says",
     ),
     (lambda: told(rollout_log_probs=[-0.5, float("nan"), 0.0, -1.0]), "token 1 was sampled with log-prob nan"),
-    (lambda: told(rollout_log_probs=[-0.5, float("-inf"), 0.0, -1.0]), "sampled with log-prob -inf"),
     (lambda: told(rollout_log_probs=[-0.5, 0.25, 0.0, -1.0]), "sampled with log-prob 0.25"),
     (lambda: told(rollout_log_probs=[-0.5, -0.5, -0.5, -1.0]), "token 2 is tool and has log-prob -0.5"),
     (lambda: told(rollout_log_probs=[-0.5]), "rollout_log_probs has 1 entries for 4 tokens"),
-    (lambda: told(rollout_log_probs=[None] * 4), "unsupported operand"),
     (lambda: told(token_weight_versions=[3, 3, NOT_SAMPLED, 2]), "version 2, after one of version 3"),
-    (lambda: told(token_weight_versions=[4, 3, NOT_SAMPLED, 4]), "version 3, after one of version 4"),
     (lambda: told(tokens=[3, 4, 5, 6], spans=None), "no prompt tokens"),
 ]
 
@@ -182,7 +177,7 @@ def test_a_removed_sample_whose_fields_do_not_fit_is_data() -> None:
     assert batch.tokens[0] == [2, 0], "only its row is left"
 
 
-# -- the weight versions of a batch: from samples, from a user's columns, and as staleness ---------------
+# -- the weight versions of a batch ----------------------------------------------------------------------
 
 
 def of_versions(versions: list[int], **changes: Any) -> Sample:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -176,28 +176,20 @@ def check_same(
         assert found[metric] == pytest.approx(value, rel=1e-4, abs=1e-6), metric
 
 
-def crossed(names: Sequence[str], objectives: Iterable[str]) -> list[Any]:
-    """Each name with the first objective, and each objective with grpo; the rest is slow."""
-    first, *others = objectives
-    quick = {(name, first) for name in names} | {("grpo", objective) for objective in others}
-    return [
-        pytest.param(name, objective, marks=[] if (name, objective) in quick else [pytest.mark.slow])
-        for name in names
-        for objective in (first, *others)
-    ]
-
-
-@pytest.mark.parametrize(("name", "objective"), crossed(OF_TOKENS, OVER_TOKENS))
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [*((name, "per_rollout") for name in OF_TOKENS), *(("grpo", one) for one in OVER_TOKENS if one != "per_rollout")],
+)
 def test_a_response_dealt_out_over_siblings_trains_as_in_one(name: str, objective: str) -> None:
     check_same(name, make_groups(1), COUNTS, split=deal, **OVER_TOKENS[objective])
     check_same(name, make_groups(2, masked=True), COUNTS, 2, split=deal, **OVER_TOKENS[objective])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1000), st.lists(st.integers(1, 4), min_size=8, max_size=8), st.sampled_from(OF_ROLLOUTS),
-       st.sampled_from(sorted(OBJECTIVES)))  # fmt: skip
-def test_any_counts(seed: int, counts: list[int], name: str, objective: str) -> None:
-    check_same(name, make_groups(seed), counts, **OBJECTIVES[objective])
+       st.sampled_from(sorted(OBJECTIVES)), st.booleans())  # fmt: skip
+def test_any_counts(seed: int, counts: list[int], name: str, objective: str, masked: bool) -> None:
+    check_same(name, make_groups(seed, masked=masked), counts, **OBJECTIVES[objective])
 
 
 # -- filters and buffers ---------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ def test_extension_keeps_everything_aligned() -> None:
     [
         ({"tokens": [3]}, "need their log_probs"),
         ({"tokens": [3], "log_probs": [-1.0, -2.0]}, "1 sampled tokens but 2 log_probs"),
-        ({"tokens": [3], "log_probs": [float("nan")]}, "numbers <= 0"),
         ({"tokens": [3], "log_probs": [0.5]}, "numbers <= 0"),
         ({"tokens": [3], "log_probs": [-1.0], "trainable": False}, "no policy sampled"),
         ({"tokens": [-3], "log_probs": [-1.0]}, "integers >= 0"),

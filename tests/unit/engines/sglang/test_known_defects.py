@@ -38,6 +38,6 @@ MOE, LLAVA, QWEN2_VL = ("Qwen3MoeForCausalLM", "LlavaForConditionalGeneration", 
 def test_models_that_sglang_serves_wrongly_are_refused(
     tmp_path: Path, architecture: str, config: dict[str, Any], said: str | None
 ) -> None:
-    expected = pytest.raises(ConfigError, match=f"--hf-checkpoint 'm': SGLang {said}") if said else nullcontext()
+    expected = pytest.raises(ConfigError, match=f"--hf-checkpoint 'm': SGLang .*{said}") if said else nullcontext()
     with expected:
         check_model(model(tmp_path, architectures=[architecture], **config), "--hf-checkpoint 'm'")

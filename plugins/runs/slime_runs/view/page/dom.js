@@ -90,8 +90,9 @@ export function bytes(count) {
   return count < 1e6 ? `${number(count / 1e3, 3)} kB` : `${number(count / 1e6, 3)} MB`;
 }
 
+// With spaces, so that a long list has several lines.
 export function json(value) {
-  return typeof value === "string" ? value : JSON.stringify(value);
+  return typeof value === "string" ? value : JSON.stringify(value).replaceAll(",", ", ");
 }
 
 // A table that scrolls sideways where it is too wide. Numbers are set to the right; a heading of "" has no column name.

@@ -1,8 +1,9 @@
-"""Memory that other processes open: it is what was written, and it is gone afterwards."""
+"""Memory that other processes open, and the buckets of weights in it: what was written, and gone afterwards."""
 
 from __future__ import annotations
 
 import base64
+import multiprocessing
 import os
 import pickle
 import resource
@@ -12,8 +13,8 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,47 +122,30 @@ def test_memory_of_a_killed_process_goes_at_once_or_with_the_next_run(manager_to
 
 # -- names of dead processes --------------------------------------------------------------------------------
 
-REGISTERED = """
-import sys
-from pathlib import Path
-from slime_engine_http.weights.shared_memory import Register
-folder = Path(sys.argv[1])
-register = Register(folder)
-for name in ("first", "second"):
-    (folder / name).touch()
-    register.enter(name)
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
-
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has entered two names."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", REGISTERED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def enter(folder: Path, entered: Any) -> None:
+    register = Register(folder)
+    for name in ("first", "second"):
+        (folder / name).touch()
+        register.enter(name)
+    entered.set()
+    time.sleep(120)
 
 
 def names(folder: Path) -> set[str]:
     return {name for name in os.listdir(folder) if not name.startswith("slime-")}
 
 
-def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(
-    holder: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(tmp_path: Path) -> None:
     (tmp_path / "foreign").touch()
+    fork = multiprocessing.get_context("fork")
+    holder = fork.Process(target=enter, args=(tmp_path, entered := fork.Event()), daemon=True)
+    holder.start()
+    assert entered.wait(60)
     remove_leftovers(tmp_path)
     assert names(tmp_path) == {"foreign", "first", "second"}
     holder.kill()
-    holder.wait()
+    holder.join(60)
     mine = Register(tmp_path)
     (tmp_path / "mine").touch()
     mine.enter("mine")
@@ -170,14 +154,7 @@ def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(
     assert names(tmp_path) == {"foreign", "mine"}
 
 
-@pytest.mark.slow
-def test_a_process_that_ends_well_leaves_no_file(holder: subprocess.Popen[str], tmp_path: Path) -> None:
-    assert len(list(tmp_path.glob("slime-*"))) == 1
-    holder.communicate(timeout=30)
-    assert list(tmp_path.glob("slime-*")) == []
-
-
-# -- tensors -> buckets and back -------------------------------------------------------------------------
+# -- buckets ---------------------------------------------------------------------------------------------
 
 
 def named(*sizes: int, dtype: torch.dtype = torch.uint8) -> list[tuple[str, torch.Tensor]]:
