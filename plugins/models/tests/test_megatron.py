@@ -277,6 +277,11 @@ def test_what_megatron_does_not_compute_is_refused(change: dict[str, Any], messa
         megatron({**V3, **change})
 
 
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ConfigError, match="kv_lora_rank"):
+        megatron({name: value for name, value in V3.items() if name != "kv_lora_rank"})
+
+
 # THUDM/GLM-4-9B-0414, from config.json.
 GLM4 = {
     "model_type": "glm4", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696,
