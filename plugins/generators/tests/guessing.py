@@ -152,6 +152,12 @@ class Two:
         return self.answer
 
 
+class Nan(Two):
+    """Its reward is not a number."""
+
+    answer: ClassVar[Any] = ("seen", float("nan"), True)
+
+
 class Word(Two):
     """A part of its reward is a word."""
 

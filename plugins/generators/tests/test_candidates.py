@@ -92,6 +92,8 @@ def test_an_interrupted_candidate_puts_the_sample_back() -> None:
 def test_training_is_refused_unless_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"best_of_n is for evaluation: .*--set plugins.best_of_n.in_training=true"):
         run(ScriptedEngine([]), evaluation=False)
+    with pytest.raises(ConfigError, match="for evaluation"):
+        generate.traits.check(Args(), training=True)  # type: ignore[attr-defined]
     assert run(ScriptedEngine(["2", "1"]), evaluation=False, n=2, in_training=True).response == "2"
 
 
@@ -136,3 +138,5 @@ def test_what_cannot_be_is_told() -> None:
         run_self_consistency(ScriptedEngine([]), rm_type="f1")
     with pytest.raises(ConfigError, match="the reward 'f1' offers no extract_answer"):
         run_self_consistency(ScriptedEngine([]), answer="f1")
+    with pytest.raises(ConfigError, match="self_consistency is for evaluation"):
+        run_self_consistency(ScriptedEngine([]), evaluation=False)

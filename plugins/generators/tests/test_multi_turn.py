@@ -103,6 +103,7 @@ def test_the_form_that_a_newcomer_writes_first(name: str, rule: str, reward: flo
     ("name", "complaint"),
     [
         ("Two", r"step returned tuple; expected slime_core.Step, or \(observation, reward, done\)"),
+        ("Nan", r"step: reward nan; expected a finite number"),
         ("Word", r"step: reward 'style' 'good'; expected a finite number"),
     ],
 )

@@ -77,6 +77,7 @@ def test_the_index_is_made_once_and_again_for_another_corpus(corpus: Path, monke
     ("text", "message"),
     [
         ('{"text": "a"}\n{"body": "b"}\n', r"corpus.jsonl:2: a document needs"),
+        ("{\n", r"corpus.jsonl:1: "),
         ("", "no documents in it"),
         (None, "No such file"),
     ],

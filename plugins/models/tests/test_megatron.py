@@ -257,6 +257,11 @@ def test_older_and_newer_names_of_rotary_positions_mean_the_same() -> None:
     ("change", "message"),
     [
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; allowed: 'sigmoid'"),
+        ({"topk_method": "greedy"}, "topk_method"),
+        ({"norm_topk_prob": False}, "norm_topk_prob"),
+        ({"rope_interleave": False}, "rope_interleave"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {**YARN, "attention_factor": 1.0}}, "attention_factor"),
         ({"num_experts_per_tok": 1}, "allowed: 2 to 256"),
         ({"num_experts_per_tok": 12}, "allowed: two experts per group"),
         ({"n_group": 3}, "does not fit 256 experts"),
@@ -270,6 +275,11 @@ def test_older_and_newer_names_of_rotary_positions_mean_the_same() -> None:
 def test_what_megatron_does_not_compute_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         megatron({**V3, **change})
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ConfigError, match="kv_lora_rank"):
+        megatron({name: value for name, value in V3.items() if name != "kv_lora_rank"})
 
 
 # THUDM/GLM-4-9B-0414, from config.json.
@@ -319,6 +329,7 @@ def test_the_numbers_of_glm_4_5() -> None:
         ({"norm_topk_prob": False}, "norm_topk_prob"),
         ({"moe_intermediate_size": None}, "moe_intermediate_size"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope type 'yarn'"),
+        ({"first_k_dense_replace": -1}, "allowed: 0 to 92"),
     ],
 )
 def test_what_megatron_does_not_compute_of_glm4_moe_is_refused(change: dict[str, Any], message: str) -> None:
@@ -406,6 +417,8 @@ def test_the_released_model() -> None:
     [
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported for minimax_m2; allowed: 'sigmoid'"),
         ({"shared_intermediate_size": 1024}, "shared_intermediate_size 1024"),
+        ({"use_qk_norm": False}, "use_qk_norm False"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"num_experts_per_tok": 1}, "num_experts_per_tok 1 of 256 experts; allowed: 2 to 256"),
     ],
 )
@@ -463,6 +476,7 @@ def test_dense_layers() -> None:
         ({"linear_num_value_heads": 30}, "linear_num_value_heads 30 is not divisible by linear_num_key_heads 16"),
         ({"num_experts_per_tok": 513}, "num_experts_per_tok 513 of 512 experts; allowed: 1 to 512"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        ({"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
     ],
 )

@@ -201,6 +201,7 @@ MADE: list[tuple[dict[str, Any], str]] = [
     ({"global_batch_size": 5}, "drop one of the last two, or make the products equal"),
     ({"data": None}, "In Python: data=[...]"),
     ({"data": []}, "argument data: no rows; give a path, a list of dicts"),
+    ({"data": {"input": "x"}}, "one mapping; expected a list of rows"),
     ({"data": [("a", "b")]}, "row 0 is tuple; expected a mapping of columns"),
     ({"data": [{"input": object()}]}, "argument data: row 0 cannot be written as JSON"),
     ({"prompt_data": "x.jsonl"}, "arguments data and prompt_data are the same setting; remove one"),
@@ -236,8 +237,10 @@ TRAINED: list[tuple[dict[str, Any], str]] = [
 CALLED: list[tuple[Callable[[Trainer], Any], str]] = [
     (lambda t: Trainer(str(tiny_model()), ROWS), "name it, as in Trainer(model, data=...)"),
     (lambda t: t.update(None), "type batch = trainer.rollout()"),
+    (lambda t: t.sync(), "type batch = trainer.rollout()"),
     (lambda t: t.change(rollout_batch_size=8), "These may: lr, "),
     (lambda t: t.change(lrr=8), "Did you mean lr?"),
+    (lambda t: t.change(lr="fast"), "(argument lr): must be a number"),
     (lambda t: t.change(plugins={"stratified": {"look_ahead": 3}}), "stratified.shares may"),
     (lambda t: setattr(t, "lr", 1e-3), "type trainer.change(lr=0.001)"),
     (lambda t: t.save("model"), "nothing has been committed yet; train first"),

@@ -73,6 +73,11 @@ def test_fields_become_settings() -> None:
     ("fields", "named"),
     [
         ({"num_iterations": 2}, ("num_iterations=2", "steps_per_generation")),
+        ({"use_vllm": True}, ("use_vllm=True", "rollout_engine")),
+        ({"scale_rewards": "batch"}, ("scale_rewards='batch'", "'group'")),
+        ({"num_train_epochs": 0.5}, ("num_train_epochs=0.5", "max_steps")),
+        ({"report_to": "mlflow"}, ("report_to='mlflow'", "wandb")),
+        ({"fp16": True}, ("fp16=True", "bf16=True")),
         ({"learning_rat": 1.0}, ("learning_rat", "learning_rate")),
         ({"loss_type": "sapo"}, ("loss_type='sapo'", "'dapo'")),
         ({"num_generations": 3}, ("num_generations 3", "per_device_train_batch_size")),

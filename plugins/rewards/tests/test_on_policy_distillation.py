@@ -262,6 +262,7 @@ def built(args: Args) -> plugin.TeacherLogProbs:
         ({"context": "{label.x}"}, r"a field is a name in braces"),
         ({"teachers": {"a": {"url": "localhost:1"}}}, r"'localhost:1' is no address; write http://HOST:PORT"),
         ({"teachers": {"a": {}}}, r"a teacher has a url, a model or a path, one of the three"),
+        ({"teachers": {"a": {"path": "/m", "adapter": "b"}}}, r"adapter is a server's"),
         ({"teachers": {"a": {"path": "/m"}}}, r"teachers.a: a path is for --opd-type local; give a url"),
         ({"teachers": {"a": {"model": "b"}}}, r"teachers.a.model 'b': --sglang-config has no models"),
         ({"reward": "on_policy_distillation"}, r"plugins.on_policy_distillation.reward .*name the reward that scores"),

@@ -267,6 +267,7 @@ def test_the_template_may_be_in_a_file(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"url": "x"}, r"plugins\.llm_judge\.url 'x': must begin with http"),
+        ({"low": 5, "high": 5}, "must be above low"),
         ({"template": "no field"}, r"template: must have \{response\}"),
         ({"template_file": "/nonexistent"}, "template_file.*No such file"),
         ({"pattern": "("}, r"plugins\.llm_judge\.pattern"),

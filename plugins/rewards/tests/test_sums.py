@@ -173,6 +173,7 @@ def test_where_it_runs(file: str) -> None:
         ([], ConfigError, r"plugins\.weighted_sum\.terms"),
         ([{"reward": "exact", "weight": float("nan")}], ConfigError, "finite"),
         ([{"reward": "exact"}, {"reward": "exact"}], ConfigError, "'exact' is taken; give each term a name"),
+        ([{"reward": "exact", "name": "score"}], ConfigError, "'score' is taken"),
         ([{"reward": "weighted_sum"}], ConfigError, "cannot be a term of itself"),
         ([{"reward": "exakt"}], PluginNotFoundError, r"^plugins\.weighted_sum\.terms\[0\]\.reward: .*exakt.*exact"),
         ([{"reward": "length_penalty"}], ConfigError, r"plugins\.length_penalty\.max_length"),

@@ -58,6 +58,8 @@ def test_good_and_bad_ones_with_settings(
     ("words", "message"),
     [
         (["--slime-component", "rewads:x"], "Did you mean 'rewards'?"),
+        (["--slime-component", "rewards"], "write KIND:SPEC"),
+        (["--slime-component", "rewards:math", "--slime-args", "scale"], "write KEY=VALUE"),
         (["--slime-component", "rewards:math", "--slime-args", "a=1", "--slime-args", "a.b=1"], "has a value already"),
         (["--slime-args", "a=1"], "there is none"),
     ],

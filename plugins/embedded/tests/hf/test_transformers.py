@@ -63,12 +63,7 @@ def args_of(directory: Path, **more: Any) -> Args:
 def batch() -> TrainBatch:
     generator = torch.Generator().manual_seed(5)
     tokens = [torch.randint(3, 14, (length,), generator=generator).tolist() for length, _ in LENGTHS]
-    responses = [response for _, response in LENGTHS]
-    return TrainBatch(
-        rollout_id=0, tokens=tokens, response_lengths=responses, loss_masks=[[1] * n for n in responses],
-        rewards=[0.0] * 5, raw_rewards=[0.0] * 5, truncated=[0] * 5, sample_indices=list(range(5)),
-        group_indices=[0] * 5, rollout_ids=list(range(5)), rollout_mask_sums=responses,
-    )  # fmt: skip
+    return train_batch([[1] * response for _, response in LENGTHS], tokens=tokens)
 
 
 def loss_of(log_probs: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from slime_embedded.trainer.trainer import EmbeddedTrainer
 from slime_core.config import Args
 from slime_core.models.config import load_model_config
 from slime_core.models.hf_io import read_weights
-from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 from tests.tiny_models import VARIANTS
 
 SLOW = pytest.mark.slow
@@ -98,12 +98,7 @@ def test_engine_and_trainer_agree_bit_for_bit(variant: str, threads: int, make_m
         sequences = _sampled(directory, seed=3)
         n = len(sequences)
         responses = [len(s.log_probs) for s in sequences]
-        batch = TrainBatch(
-            rollout_id=0, tokens=[s.tokens for s in sequences], response_lengths=responses,
-            loss_masks=[[1] * r for r in responses], rewards=[0.0] * n, raw_rewards=[0.0] * n, truncated=[0] * n,
-            sample_indices=list(range(n)), group_indices=[0] * n, rollout_ids=list(range(n)),
-            rollout_mask_sums=responses,
-        )  # fmt: skip
+        batch = train_batch([[1] * r for r in responses], tokens=[s.tokens for s in sequences])
         args = Args(
             hf_checkpoint=str(directory), true_on_policy_mode=True, rollout_temperature=0.7, dtype="float32", lr=1e-3,
             lr_decay_style="constant", lr_decay_iters=1,

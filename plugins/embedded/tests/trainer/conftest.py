@@ -15,6 +15,7 @@ from slime_core.config import Args
 from slime_core.models.config import ModelConfig
 from slime_core.models.hf_io import write_config, write_weights
 from slime_core.sample import TrainBatch
+from tests.batches import train_batch
 
 torch.set_num_threads(1)
 
@@ -79,18 +80,8 @@ def make_batch() -> Callable[..., TrainBatch]:
         lengths = [(rng.randint(1, 6), rng.randint(1, 20)) for _ in range(count)]
         responses = [response for _, response in lengths]
         rewards = [rng.uniform(-1, 1) for _ in range(count)]
-        return TrainBatch(
-            rollout_id=rollout_id,
-            tokens=[[rng.randrange(VOCAB) for _ in range(prompt + response)] for prompt, response in lengths],
-            response_lengths=responses,
-            loss_masks=[[1] * n for n in responses],
-            rewards=rewards,
-            raw_rewards=rewards,
-            truncated=[0] * count,
-            sample_indices=list(range(count)),
-            group_indices=[i // 4 for i in range(count)],
-            rollout_ids=list(range(count)),
-            rollout_mask_sums=responses,
-        )
+        tokens = [[rng.randrange(VOCAB) for _ in range(prompt + response)] for prompt, response in lengths]
+        columns = {"rollout_id": rollout_id, "tokens": tokens, "rewards": rewards}
+        return train_batch([[1] * n for n in responses], **columns, group_indices=[i // 4 for i in range(count)])
 
     return make

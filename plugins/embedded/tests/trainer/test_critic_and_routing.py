@@ -25,6 +25,7 @@ from slime_core.models.hf_io import read_weights
 from slime_core.protocols import MicroBatchOutput
 from slime_core.sample import TrainBatch
 from slime_core.sample.routed_experts import FREE
+from tests.batches import train_batch
 
 MakeArgs = Callable[..., SimpleNamespace]
 MakeBatch = Callable[..., TrainBatch]
@@ -181,12 +182,9 @@ def rollout(config: ModelConfig) -> tuple[TrainBatch, list[np.ndarray]]:
     ]
     while core.has_work:
         core.step()
-    n, lengths = len(sampled), [s.num_output for s in sampled]
     experts = [core.routed_experts(s) for s in sampled]
-    batch = TrainBatch(
-        rollout_id=0, tokens=[s.tokens for s in sampled], response_lengths=lengths,
-        loss_masks=[[1] * k for k in lengths], rewards=[1.0, -1.0] * 3, raw_rewards=[0.0] * n, truncated=[0] * n,
-        sample_indices=list(range(n)), group_indices=[0] * n, rollout_ids=list(range(n)), rollout_mask_sums=lengths,
+    batch = train_batch(
+        [[1] * s.num_output for s in sampled], tokens=[s.tokens for s in sampled], rewards=[1.0, -1.0] * 3,
         rollout_log_probs=[s.log_probs for s in sampled], routed_experts=list(experts),
     )  # fmt: skip
     batch.routed_experts = list(routing_arrays(batch, routed_layers(tiny_moe_model(), None)))

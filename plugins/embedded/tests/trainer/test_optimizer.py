@@ -147,6 +147,8 @@ def test_total_steps_follow_from_the_run() -> None:
         ({"lr_decay_style": "linear", "lr_decay_iters": None, "num_rollout": 3}, "--rollout-batch-size"),
         ({"lr_warmup_iters": 5, "lr_warmup_fraction": 0.1}, "give one of the two"),
         ({"lr_decay_style": "WSD"}, "--lr-wsd-decay-iters"),
+        ({"min_lr": 2.0}, "--min-lr 2.0"),
+        ({"lr_warmup_init": 2.0}, "--lr-warmup-init 2.0"),
         ({"lr_decay_style": "linear", "lr_warmup_iters": 100}, "leave nothing"),
     ],
 )
