@@ -1,4 +1,4 @@
-"""`--async-mode full` over a real stage: what is trained on, what a commit gets, and how generation ends."""
+"""Generation ahead of training, without end and by one rollout: how it ends, and how old what it gives is."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_the_engine_is_stopped_although_it_does_not_abort() -> None:
     await asyncio.wait({taking}, timeout=60)
 
 
-# -- one rollout ahead: when generation begins, what waits for it, and what a commit holds ---------------
+# -- one rollout ahead -----------------------------------------------------------------------------------
 
 
 class Loop:

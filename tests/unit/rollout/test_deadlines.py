@@ -208,7 +208,7 @@ async def test_a_rollout_that_moves_on_does_not() -> None:
     assert _groups(await roll(args, OneByOne())) == [0, 1]
 
 
-# -- evaluations that are interrupted, or take too long --------------------------------------------------
+# -- evaluations -----------------------------------------------------------------------------------------
 
 
 async def hang(begun: asyncio.Event) -> None:

@@ -112,7 +112,7 @@ async def test_a_place_is_lost_by_no_cancellation_and_waited_for_by_name() -> No
     assert names() == []
 
 
-# -- streams count for the engine's gate as other requests do --------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------------
 
 
 class Notified(StreamingEngine):

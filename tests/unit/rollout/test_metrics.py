@@ -103,7 +103,7 @@ def test_what_samples_note_is_averaged_over_the_executions_that_have_it() -> Non
     assert eval_metrics(data)["eval/held/mine/x"] == 1.25
 
 
-# -- tool metrics ----------------------------------------------------------------------------------------
+# -- tools, and parts of rewards -------------------------------------------------------------------------
 
 
 def test_further_counts_are_per_call_and_what_is_no_number_is_left_out() -> None:
@@ -172,7 +172,7 @@ def test_which_method_is_chosen() -> None:
             estimate([1.0, value], seed=0)
 
 
-# -- eval scores -----------------------------------------------------------------------------------------
+# -- scores of evaluations -------------------------------------------------------------------------------
 
 VOTES = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.booleans()), min_size=1, max_size=8)
 

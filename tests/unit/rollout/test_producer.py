@@ -1,4 +1,4 @@
-"""Generation without end: order, room, staleness, budget, crashes, commits; and that no group is lost or used twice."""
+"""Generation without end: order, staleness, rank, and unfinished groups of another size."""
 
 from __future__ import annotations
 

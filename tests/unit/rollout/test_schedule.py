@@ -206,7 +206,7 @@ def test_a_filter_that_raises_or_answers_nonsense_is_named_by_its_flag() -> None
         _run(rollout_args(), Source(), Generator(), keep=lambda args, group: "yes")
 
 
-# -- what users' sources and rollout functions may hand over, and what is said of the rest ---------------
+# -- what users' sources and rollout functions hand over -------------------------------------------------
 
 
 def _groups(n: int, size: int = 2) -> list[list[Sample]]:

@@ -164,9 +164,6 @@ def test_a_coroutine_that_blocks_the_loop_is_left_alone(
     loop._thread.join(60)
 
 
-# -- loop lag --------------------------------------------------------------------------------------------
-
-
 def test_nothing_runs_after_close(loop: LoopThread) -> None:
     loop.close()
     loop.close()

@@ -1,4 +1,4 @@
-"""Commits of the generation side: resumed, rewound, pruned, moved, in another mode, and from before ledgers."""
+"""Commits of the generation side: after a kill, without a ledger, and of groups whose owner or buffer lost them."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_a_removed_sample_whose_fields_do_not_fit_is_data() -> None:
     assert batch.tokens[0] == [2, 0], "only its row is left"
 
 
-# -- the weight versions of a batch: from samples, from a user's columns, and as staleness ---------------
+# -- the weight versions of a batch ----------------------------------------------------------------------
 
 
 def of_versions(versions: list[int], **changes: Any) -> Sample:

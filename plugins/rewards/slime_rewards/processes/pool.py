@@ -124,10 +124,8 @@ class RewardProcess(Worker):
             self._ask(request, LOAD_DEADLINE, f"loading {component.spec!r} in a worker process:")
             self._loaded.add(component)
 
-    def run_all(self, calls: Sequence[Call], each: float) -> Iterator[float]:
+    def run_all(self, calls: Sequence[Call]) -> Iterator[float]:
         """Score calls of one component and deadline, in order; load the component first if needed.
-
-        `each` is the expected time of a call in seconds.
 
         Yields the seconds of each call once it has its outcome. Raises as `ask`, for the next call.
         """
@@ -140,8 +138,7 @@ class RewardProcess(Worker):
             end, size = start + 1, 0
             while end < len(calls) and (size := size + len(requests[end])) <= _BATCH_BYTES:
                 end += 1
-            pause = min(each * (end - start - 1), _BATCH_S)
-            answers = self.ask_all(list(filter(None, requests[start:end])), timeout, pause)
+            answers = self.ask_all(list(filter(None, requests[start:end])), timeout)
             for call, request in zip(calls[start:end], requests[start:end]):
                 seconds = 0.0
                 if request:
@@ -344,7 +341,7 @@ class WorkerPool:
                 process = process or self._started()
                 broken = False
                 process.update(self._packed)
-                for seconds in process.run_all(list(left), self._seconds.get(key, 0.0)):
+                for seconds in process.run_all(list(left)):
                     done.append(left.popleft())
                     before = self._seconds.get(key, _SLOW_S)
                     self._seconds[key] = max(seconds, before + (seconds - before) / 4)

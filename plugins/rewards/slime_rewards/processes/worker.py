@@ -66,12 +66,11 @@ class Worker:
         """Send a request and return the answer; both are pickled. Raises as `ask_all` does."""
         return next(self.ask_all([pickle.dumps(request)], timeout))
 
-    def ask_all(self, requests: Sequence[bytes], timeout: float | None, pause: float = 0.0) -> Iterator[Any]:
-        """Send all pickled requests at once, wait `pause` seconds, and yield the answers as they arrive.
+    def ask_all(self, requests: Sequence[bytes], timeout: float | None) -> Iterator[Any]:
+        """Send all pickled requests at once and yield the answers as they arrive.
 
         The time of each answer is counted from the previous answer. The caller must take all answers. All requests
-        after the first must fit into the socket's buffer together. Answers that arrive during the pause are read in one
-        piece, which saves a turn of this thread for each.
+        after the first must fit into the socket's buffer together.
 
         Raises:
             TimeoutError: An answer did not arrive in time; the process cannot be used any more.
@@ -81,8 +80,6 @@ class Worker:
             self.sock.settimeout(timeout)
             until = None if timeout is None else time.monotonic() + timeout
             self.sock.sendall(b"".join(part for request in requests for part in (HEADER.pack(len(request)), request)))
-            if pause:
-                time.sleep(pause)
         for _ in requests:
             with self._watched():
                 size = HEADER.unpack(self._receive(HEADER.size, until))[0]

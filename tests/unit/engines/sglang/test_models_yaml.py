@@ -56,7 +56,7 @@ def test_refused_with_file_and_line(text: str) -> None:
     assert str(raised.value).startswith(BAD[text])
 
 
-# -- model urls ------------------------------------------------------------------------------------------
+# -- addresses of models ---------------------------------------------------------------------------------
 
 ROUTERS = {"judge": ("10.0.0.1", 8001), "actor": ("::1", 8000)}
 

@@ -155,7 +155,7 @@ async def test_what_it_inherits(make_server: Make, monkeypatch: pytest.MonkeyPat
     assert not of_torchrun.keys() & seen.keys()
 
 
-# -- router process --------------------------------------------------------------------------------------
+# -- the router's process --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_workers_are_named_only_where_the_policy_needs_them(fields: dict[str, An
             made.close()
 
 
-# -- fleet -----------------------------------------------------------------------------------------------
+# -- fleets ----------------------------------------------------------------------------------------------
 
 pytestmark = pytest.mark.usefixtures("fake_servers")
 MakeFleet = Callable[..., Fleet]

@@ -1,4 +1,4 @@
-"""Megatron's flags are those of the installed megatron-core, and nothing of it is imported for them."""
+"""Megatron's flags: those of the installed megatron-core, their spellings and values, and sizes that contradict."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_installed()
 
 
-# -- megatron's flags on slime's command line: spellings, values, and what is said about those that do no --
+# -- on slime's command line -----------------------------------------------------------------------------
 
 IN_SCRIPTS = [
     line for line in (Path(__file__).parent / "thudm_names.txt").read_text().splitlines() if not line.startswith("#")
@@ -149,7 +149,7 @@ def test_flags_without_effect_are_told_in_one_warning() -> None:
     assert all(f"{flag} (flag)" in said for flag in (*given, "--variable-seq-lengths"))
 
 
-# -- parallel sizes: what divides what, before anything starts -------------------------------------------
+# -- parallel sizes --------------------------------------------------------------------------------------
 
 NAMES = {
     "tp": "tensor_model_parallel_size",

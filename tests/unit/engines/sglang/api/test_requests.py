@@ -120,9 +120,6 @@ def test_what_is_no_answer(body: Any) -> None:
         Pieces(URL).add(body)
 
 
-# -- continuation ----------------------------------------------------------------------------------------
-
-
 def body(**params: Any) -> dict[str, Any]:
     return {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 8, **params}, "rid": "r", "return_logprob": True}
 
@@ -240,7 +237,7 @@ async def test_a_stream_goes_on_without_showing_the_cut() -> None:
         assert [o.meta_info["finish_reason"] for o in outputs] == [None, None, {"type": "stop"}]
 
 
-# -- images of a request: as they were given, on every try and in the request for an answer's rest -------
+# -- images of a request ---------------------------------------------------------------------------------
 
 PNG = "data:image/png;base64,iVBORw=="
 

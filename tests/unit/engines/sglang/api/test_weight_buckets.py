@@ -1,4 +1,4 @@
-"""Memory that other processes open: it is what was written, and it is gone afterwards."""
+"""Memory that other processes open, and the buckets of weights in it: what was written, and gone afterwards."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(tmp_path: Pa
     assert names(tmp_path) == {"foreign", "mine"}
 
 
-# -- tensors -> buckets and back -------------------------------------------------------------------------
+# -- buckets ---------------------------------------------------------------------------------------------
 
 
 def named(*sizes: int, dtype: torch.dtype = torch.uint8) -> list[tuple[str, torch.Tensor]]:

@@ -330,7 +330,7 @@ async def test_a_step_that_takes_too_long_names_server_transport_phase_and_setti
             await s.push("disk", 1)
 
 
-# -- servers compared with what was trained, by the checksums that they tell before and after they load i --
+# -- servers compared with what was trained --------------------------------------------------------------
 
 
 @asynccontextmanager
