@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,6 @@ def run(engine: ScriptedEngine, sample: Sample, max_new_tokens: int = 20) -> Sam
     return asyncio.run(generate(None, sample, {"max_new_tokens": max_new_tokens, "top_p": 0.9}, context=context))
 
 
-def prompt() -> Sample:
-    return Sample(index=0, tokens=CharTokenizer().encode("1+1="), session_id="abc")
-
-
 TOKENIZER = CharTokenizer()
 CALL, SEEN, ANSWER = "<tool>12*34</tool>", "<|tool|>408<|end|><|assistant|>", r"\boxed{408}"
 
@@ -42,6 +38,12 @@ def prompt_tool_use(**metadata: Any) -> Sample:
 def run_tool_use(engine: ScriptedEngine, sample: Sample, limit: int = 200, **args: Any) -> Sample:
     params = {"max_new_tokens": limit, "skip_special_tokens": True}
     return asyncio.run(tool_use_generate(Args(**args), sample, params, context=GenerateContext(engine, TOKENIZER)))
+
+
+@pytest.mark.parametrize("one", [run, run_tool_use])
+def test_a_sample_without_prompt_tokens_is_refused(one: Callable[..., Sample]) -> None:
+    with pytest.raises(ValueError, match="sample 3 has no prompt tokens"):
+        one(ScriptedEngine([]), Sample(index=3, prompt="text"))
 
 
 def test_a_call_is_answered_and_not_trained_on() -> None:
