@@ -77,7 +77,9 @@ screenshots: install view-assets browser
 # Two workers: each test may start several processes. Files that share a server or a cluster go to one of the two.
 test-smoke: install $(NEEDS_SGLANG)
 	$(ENGINES) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m smoke tests/backends $(call RECORD,smoke) $(ARGS)
-PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,vllm megatron ray kill slurm containers)
+PARTS := sglang slow vllm megatron ray kill slurm containers
+$(if $(filter-out $(PARTS),$(PART)),$(error PART=$(PART): one of $(PARTS)))
+PART_sglang := tests/backends $(patsubst %,--ignore=tests/backends/%,$(filter-out sglang slow,$(PARTS)))
 PART_slow := --ignore=tests/backends
 test-backends: install $(if $(filter-out containers,$(PART)),,.venv/.release) $(if $(filter slurm,$(PART)),slurm) $(if $(filter vllm slurm containers,$(PART)),,$(NEEDS_SGLANG)) $(if $(filter-out vllm,$(PART)),,$(NEEDS_VLLM))
 	$(ENGINES) $(PYTEST) -n 2 --dist loadgroup --durations=30 -m "backends or slow" $(or $(PART_$(PART)),$(PART:%=tests/backends/%)) $(call RECORD,$(or $(PART),all)) $(ARGS)
