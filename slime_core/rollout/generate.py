@@ -231,8 +231,9 @@ class SampleRunner:
                 run.task.add_done_callback(run.end)
             hold.lend()
             if clock is not None and clock.cuts:
-                why = "cut off at the deadline of its group (shrink)"
-                clock.expired.add_done_callback(lambda _: [run.cut(GROUP_TIMEOUT, why) for run in runs])
+                cut_off = GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)"
+                for run in runs:
+                    clock.expired.add_done_callback(lambda _, run=run: run.cut(*cut_off))
             try:
                 await over
             except asyncio.CancelledError:
@@ -346,14 +347,13 @@ class SampleRunner:
     ) -> Sample | list[Sample]:
         """Call the generate function; `--rollout-timeout` cuts the run off, even if the function catches that."""
         label, limit = generator.label, self.args.rollout_timeout
-        timer = limit and asyncio.get_running_loop().call_later(
-            limit, run.cut, label, f"not done within --rollout-timeout {limit} s"
-        )
+        late = label, f"not done within --rollout-timeout {limit} s"
+        timer = None if limit is None else asyncio.get_running_loop().call_later(limit, run.cut, *late)
         try:
             with waiting(label, deadline=limit, then="the sample fails"):
                 return await generator.call(args, run.sample, params, evaluation=context.evaluation, context=context)
         finally:
-            if timer:
+            if timer is not None:
                 timer.cancel()
             if run.failure:
                 raise asyncio.CancelledError
