@@ -229,20 +229,6 @@ class _Handler(BaseHTTPRequestHandler):
         listed = [{"type": "directory", "oid": "0" * 40, "size": 0, "path": name} for name in sorted(folders)]
         self._json([*([] if deep else listed), *(_described(name, content) for name, content in files.items())])
 
-    def paths_info(self, kind: str, repo: str, revision: str) -> None:
-        """Describe the files and folders of these paths."""
-        if (commit := self._found(kind, repo, revision)) is None:
-            return
-        if (self.headers.get("Content-Type") or "").startswith("application/json"):
-            paths = json.loads(self.body)["paths"]
-        else:
-            paths = parse_qs(self.body.decode()).get("paths", [])
-        found = [_described(path, commit[1][path]) for path in paths if path in commit[1]]
-        for path in paths:
-            if any(name.startswith(f"{path}/") for name in commit[1]):
-                found.append({"type": "directory", "oid": "0" * 40, "size": 0, "path": path})
-        self._json(found)
-
     def resolve(self, prefix: str | None, repo: str, revision: str, path: str) -> None:
         """Send a file, or the place of a large one."""
         kind = (prefix or "models/")[:-2]
@@ -276,10 +262,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(content[start:stop], 206, {**headers, "Content-Range": place})
 
     # -- writing ------------------------------------------------------------------------------------------
-
-    def whoami(self) -> None:
-        """Name the token's user."""
-        self._json({"name": "org", "type": "user", "orgs": []}) if self._is_known else self._error(401, "NoToken")
 
     def create(self) -> None:
         """Create a repository."""
@@ -386,12 +368,10 @@ _API = rf"/api/(?P<kind>model|dataset)s/{_REPO}"
 _ROUTES = (
     ("GET", rf"{_API}/revision/(?P<revision>.+)", "info"),
     ("GET", rf"{_API}/tree/(?P<revision>[^/]+)(?:/(?P<path>.+))?", "tree"),
-    ("POST", rf"{_API}/paths-info/(?P<revision>[^/]+)", "paths_info"),
     ("POST", rf"{_API}/preupload/(?P<revision>[^/]+)", "preupload"),
     ("POST", rf"{_API}/commit/(?P<revision>[^/]+)", "commit"),
     ("POST", r"/api/repos/create", "create"),
     ("POST", r"/api/validate-yaml", "validate_yaml"),
-    ("GET", r"/api/whoami-v2", "whoami"),
     ("GET", _API, "info"),
     ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", "batch"),
     ("PUT", r"/upload/(?P<sha>\w+)(?:/(?P<part>\d+))?", "upload"),

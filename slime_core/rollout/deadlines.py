@@ -54,7 +54,7 @@ class GroupClock:
     """The deadline of a try of a group: `expired` is done `seconds` after the first `start`."""
 
     def __init__(self, seconds: float, wait: waiting, cuts: bool) -> None:
-        self.expired = asyncio.get_running_loop().create_future()
+        self.expired: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.cuts = cuts
         """True if the runner, at the deadline, ends samples that are not done and continues with the others."""
         self._seconds, self._wait = seconds, wait

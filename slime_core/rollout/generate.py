@@ -185,7 +185,7 @@ class SampleRunner:
         """Time when the last sample ended, successful or not, by the event loop's clock."""
         self.timeline: Timeline | None = None
         """Recorder of the times when samples begin and end."""
-        self._resolve_generator = resolve_generator and cache(resolve_generator)
+        self._resolve_generator = cache(resolve_generator)
         self._image_token = image_token_of(args.hf_checkpoint)
         self._failures_in_a_row = 0
         self._failures: Counter[tuple[str, str]] = Counter()
@@ -231,9 +231,12 @@ class SampleRunner:
                 run.task.add_done_callback(run.end)
             hold.lend()
             if clock is not None and clock.cuts:
-                cut_off = GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)"
-                for run in runs:
-                    clock.expired.add_done_callback(lambda _, run=run: run.cut(*cut_off))
+
+                def expire(_: object) -> None:
+                    for run in runs:
+                        run.cut(GROUP_TIMEOUT, "cut off at the deadline of its group (shrink)")
+
+                clock.expired.add_done_callback(expire)
             try:
                 await over
             except asyncio.CancelledError:
@@ -347,13 +350,14 @@ class SampleRunner:
     ) -> Sample | list[Sample]:
         """Call the generate function; `--rollout-timeout` cuts the run off, even if the function catches that."""
         label, limit = generator.label, self.args.rollout_timeout
-        late = label, f"not done within --rollout-timeout {limit} s"
-        timer = None if limit is None else asyncio.get_running_loop().call_later(limit, run.cut, *late)
+        timer = limit and asyncio.get_running_loop().call_later(
+            limit, run.cut, label, f"not done within --rollout-timeout {limit} s"
+        )
         try:
             with waiting(label, deadline=limit, then="the sample fails"):
                 return await generator.call(args, run.sample, params, evaluation=context.evaluation, context=context)
         finally:
-            if timer is not None:
+            if timer:
                 timer.cancel()
             if run.failure:
                 raise asyncio.CancelledError

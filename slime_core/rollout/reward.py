@@ -76,7 +76,7 @@ class RewardStage:
     ) -> None:
         self.args = args
         self.default = default
-        self._resolve = resolve and cache(resolve)
+        self._resolve = cache(resolve)
         self._workers = workers
         self._under: dict[tuple[str, bytes], RewardCaller] = {}
         """(spec, plugin options) -> the reward with these options."""

@@ -82,11 +82,13 @@ class Engine:
         self.aborted.set()
 
 
-def make_runner(args: Args, generator: Any, scorer: Any = None, *, resolve: Any = None, **more: Any) -> SampleRunner:
+def make_runner(
+    args: Args, generator: Any, scorer: Any = None, *, resolve: Any = {}.__getitem__, **more: Any
+) -> SampleRunner:
     """Return what runs groups by `generator`, scored by `scorer`, or by the parity of their index."""
     engine: Any = Engine()
     gated = GatedEngine(engine, deterministic=True, places=args.sglang_server_concurrency)
-    rewards = RewardStage(args, scorer or Scorer(), None)
+    rewards = RewardStage(args, scorer or Scorer(), {}.__getitem__)
     return SampleRunner(args, gated, None, generator, rewards, resolve, **more)
 
 

@@ -43,7 +43,7 @@ class Run:
         self.source, self.engine = source or Source(), ScriptedEngine([])
         parts = RolloutParts(
             self.source, generate_rollout, None, CharTokenizer(), self.engine, self,  # type: ignore[arg-type]
-            RewardStage(args, Started(), None), FilterStage(args, None), lambda _: self,  # type: ignore[arg-type]
+            RewardStage(args, Started(), {}.__getitem__), FilterStage(args, None), lambda _: self,  # type: ignore[arg-type]
         )  # fmt: skip
         self.stage = RolloutStage(args, parts, LoopThread())
         self.rollout = Ahead(args, self.stage)

@@ -33,7 +33,7 @@ class Generator:
         return sample
 
 
-def _runner(function: Any, resolve: Any = None, args: Any = ARGS) -> SampleRunner:
+def _runner(function: Any, resolve: Any = {}.__getitem__, args: Any = ARGS) -> SampleRunner:
     return make_runner(args, Generator(function), Scorer(lambda sample: 1.0), resolve=resolve)
 
 

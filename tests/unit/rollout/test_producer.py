@@ -37,7 +37,7 @@ class World:
         self.began: list[int] = []
         keep: Callable[..., Any] | None = changes.get("keep")
         gated = GatedEngine(self, deterministic=False, places=args.sglang_server_concurrency)  # type: ignore[arg-type]
-        runner = SampleRunner(args, gated, None, self, RewardStage(args, Scorer(), None), None)  # type: ignore[arg-type]
+        runner = SampleRunner(args, gated, None, self, RewardStage(args, Scorer(), {}.__getitem__), {}.__getitem__)  # type: ignore[arg-type]
         self.context = RolloutContext(runner, FilterStage(args, keep, "test"))
         self.producer = GroupProducer(args, self.source, self.context, lambda: self.version)
 

@@ -55,7 +55,7 @@ async def test_a_disk_that_refuses_costs_the_file_only(tmp_path: Path, caplog) -
     (tmp_path / "run").write_text("a file where the directory should be")
     sample = _sample(index=1)
     args = ARGS.model_copy(update={"run_dir": str(tmp_path / "run"), "reward_key": "acc"})
-    await RewardStage(args, Scorer(lambda sample: {}["k"]), None).score([sample])
+    await RewardStage(args, Scorer(lambda sample: {}["k"]), {}.__getitem__).score([sample])
     assert sample.status == Sample.Status.FAILED
     assert "saved" not in sample.metadata["failure"]
     assert "cannot save the failed score" in caplog.text
@@ -179,7 +179,7 @@ def samples() -> list[Sample]:
 async def test_every_sample_that_can_be_scored_is() -> None:
     scorer, saved = ByLabel(), Saved(Path("d"), samples())
     before = [s.to_dict() for s in saved.samples]
-    outcomes = await rescore(RewardStage(ARGS, scorer, None), scorer, saved)
+    outcomes = await rescore(RewardStage(ARGS, scorer, {}.__getitem__), scorer, saved)
     assert [(o.index, o.old, o.new, o.differs) for o in outcomes] == [
         (0, 1.0, 1.0, False), (1, 1.0, 0.0, True), (2, 1.0, 1.0, False), (3, 1.0, None, True), (4, None, 1.0, True),
     ]  # fmt: skip
@@ -192,7 +192,7 @@ async def test_every_sample_that_can_be_scored_is() -> None:
 
 async def test_batched_rewards_see_groups_and_a_label_can_be_given() -> None:
     scorer = ByLabel(batched=True)
-    outcomes = await rescore(RewardStage(ARGS, scorer, None), scorer, Saved(Path("d"), samples()), label="3")
+    outcomes = await rescore(RewardStage(ARGS, scorer, {}.__getitem__), scorer, Saved(Path("d"), samples()), label="3")
     assert scorer.sizes == [2, 2, 1]
     assert [o.new for o in outcomes] == [3.0] * 5
 

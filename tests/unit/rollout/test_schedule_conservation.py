@@ -152,9 +152,9 @@ def _play(seed: int, pace: int) -> tuple[list[Any], list[list[str]]]:
     async def go() -> list[Any]:
         driver = asyncio.create_task(engine.drive())
         gated: Any = GatedEngine(engine, deterministic=True, places=args.sglang_server_concurrency)  # type: ignore[arg-type]
-        rewards = RewardStage(args, Slow(traits, clock), None)  # type: ignore[arg-type]
+        rewards = RewardStage(args, Slow(traits, clock), {}.__getitem__)  # type: ignore[arg-type]
         runner = SampleRunner(
-            args, gated, None, Generator(traits), rewards, None,  # type: ignore[arg-type]
+            args, gated, None, Generator(traits), rewards, {}.__getitem__,  # type: ignore[arg-type]
             greedy_baseline=traits.baseline,
         )  # fmt: skip
         story: list[Any] = []

@@ -388,3 +388,24 @@ def test_it_is_raised_where_it_is_meant_to_be() -> None:
 def test_a_profiler_can_be_used_afterwards(late: str) -> None:
     """CPython 3.11 hangs where a cancelled exception has left its request for a check."""
     subprocess.run([sys.executable, "-c", PROFILED.format(late=late)], check=True, timeout=60)
+
+
+def test_a_full_disk_is_logged_once_and_ends_nothing(board, monkeypatch, caplog) -> None:
+    tried = []
+
+    def full(path, text):
+        tried.append(path)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(board_module, "replace_text", full)
+    for number in range(3):
+        progress(rollout_id=number)
+        seen = len(tried)
+        wait_until(lambda seen=seen: len(tried) > seen)
+    assert [r.message for r in caplog.records] == ["waits are not published: [Errno 28] No space left on device"]
+
+
+def test_a_report_that_cannot_be_written_hides_nothing(board, caplog) -> None:
+    (board.run_dir / "stalls").write_text("not a directory")
+    assert gave_up("x", 2.0) == "x: not done within 2 s"
+    assert "no stall report" in caplog.text

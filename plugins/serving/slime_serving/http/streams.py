@@ -90,9 +90,9 @@ async def gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield (stream number, item) until all streams have ended, `MOST_AT_ONCE` at a time. Raises a stream's error."""
     if len(streams) == 1:  # a task and a queue of its own would be a tenth of a request
-        async with aclosing(streams[0]) as stream:
-            async for item in stream:
-                yield 0, item
+        async with aclosing(streams[0]) as only:
+            async for part in only:
+                yield 0, part
         return
     places = asyncio.Semaphore(MOST_AT_ONCE)
     queue: asyncio.Queue[tuple[int, T | None, BaseException | None]] = asyncio.Queue()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
@@ -56,3 +57,19 @@ def test_told_three_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     metrics = {"engine/restarts": 2, "engine/router_restarts": 0, "engine/quarantined": 1, "engine/recovery_time": 2.5}
     assert incidents.take_metrics() == metrics
     assert incidents.take_metrics() == dict.fromkeys(metrics, 0.0)
+
+
+def test_a_record_that_cannot_be_written_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(EventLog, "write", full)
+    incidents = Incidents(EventLog(tmp_path))
+    for _ in range(2):
+        incidents.tell("quarantined", "server 0", "http://h:1", "gone")
+    assert [m for m in caplog.messages if "No space left" in m] == [
+        "the record of engine events cannot be written: [Errno 28] No space left on device"
+    ]
+    assert incidents.take_metrics()["engine/quarantined"] == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import slime_sandbox_local
 from slime_sandbox_local import LocalSandbox, Sandbox, SandboxError, SandboxLimits, isolation_here
+from slime_sandbox_local.inside import landlock
 
 import slime_core
 from tests.unit.sandboxes.local.forbidden import forbid, python_of_all
@@ -281,3 +282,11 @@ async def test_check_and_user(box: LocalSandbox) -> None:
         await box.exec("echo why >&2; false", timeout=TIME, check=True)
     with pytest.raises(SandboxError, match="has one user, 'sandbox'"):
         await box.exec("true", user="root", timeout=TIME)
+
+
+@pytest.mark.parametrize(("version", "lacking"), [(2, ["truncation", "signals"]), (5, ["signals"]), (6, [])])
+def test_what_an_old_landlock_lacks_is_said(version: int, lacking: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "version", lambda: version)
+    said = landlock.lacks(same_user=True)
+    assert len(said) == len(lacking)
+    assert all(word in what and f"version {version}" in said[what] for word, what in zip(lacking, said))
