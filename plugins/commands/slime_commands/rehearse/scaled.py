@@ -289,7 +289,8 @@ def _leave_out(here: Here, chooses: str, kept: Collection[str] = ()) -> list[str
     left = []
     for name in [name for name in here.values if name not in flag_specs() and name not in ("custom", *kept)]:
         owner = find_foreign(owners, name)
-        if owner is not None and owner.chooses == chooses:
+        # Flags that choose no component, as vLLM's, are an engine's.
+        if owner is not None and (owner.chooses or "rollout_engine") == chooses:
             del here.values[name]
             left.append(f"--{name.replace('_', '-')}")
     return left
