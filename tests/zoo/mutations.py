@@ -393,7 +393,7 @@ def reference_drifts(original: Any, learner: Any, *args: Any) -> Any:
     trainer = learner.trainer
     own = dict(trainer.model.named_parameters())
     with torch.no_grad():
-        for name, parameter in trainer._language_model("ref").named_parameters():
+        for name, parameter in trainer._frozen["ref"].named_parameters():
             parameter.lerp_(own[name], 0.1)
     return found
 
