@@ -14,8 +14,8 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -128,6 +128,21 @@ class _Run:
         if self.failure is None and not self.task.done():
             self.failure = where, reason
             self._giving_up = asyncio.create_task(self._give_up())
+
+    @contextmanager
+    def limited(self, label: str, limit: float | None) -> Iterator[None]:
+        """Cut the run off after `limit` seconds in the block, even if the block catches that."""
+        timer = limit and asyncio.get_running_loop().call_later(
+            limit, self.cut, label, f"not done within --rollout-timeout {limit} s"
+        )
+        try:
+            with waiting(label, deadline=limit, then="the sample fails"):
+                yield
+        finally:
+            if timer:
+                timer.cancel()
+            if self.failure:
+                raise asyncio.CancelledError
 
     async def _give_up(self) -> None:
         if not await ended({self.task}):
@@ -321,7 +336,8 @@ class SampleRunner:
         given, prompt_length = sample.tokens, len(sample.tokens) - sample.response_length
         given_id, drawn = sample.rollout_id, Drawn.of(sample)
         try:
-            result = await self._call(run, generator, params, context, args)
+            with run.limited(generator.label, self.args.rollout_timeout):
+                result = await generator.call(args, sample, params, evaluation=context.evaluation, context=context)
         except BaseException as error:
             if not _begins_with(sample, given, prompt_length):  # cut off while it changed the sample
                 sample.tokens, sample.response_length = given[:prompt_length], 0
@@ -344,23 +360,6 @@ class SampleRunner:
         if len(siblings) > 1 and any(s.status == SampleStatus.ABORTED for s in siblings):
             return [_interrupted(sample, given[:prompt_length], given_id)]
         return siblings
-
-    async def _call(
-        self, run: _Run, generator: GenerateCaller, params: dict[str, object], context: GenerateContext, args: Args
-    ) -> Sample | list[Sample]:
-        """Call the generate function; `--rollout-timeout` cuts the run off, even if the function catches that."""
-        label, limit = generator.label, self.args.rollout_timeout
-        timer = limit and asyncio.get_running_loop().call_later(
-            limit, run.cut, label, f"not done within --rollout-timeout {limit} s"
-        )
-        try:
-            with waiting(label, deadline=limit, then="the sample fails"):
-                return await generator.call(args, run.sample, params, evaluation=context.evaluation, context=context)
-        finally:
-            if timer:
-                timer.cancel()
-            if run.failure:
-                raise asyncio.CancelledError
 
     def _encode(self, sample: Sample) -> None:
         """Set the sample's prompt ids; data sources written for THUDM/slime leave them to the rollout."""
