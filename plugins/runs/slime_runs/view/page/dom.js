@@ -90,9 +90,9 @@ export function bytes(count) {
   return count < 1e6 ? `${number(count / 1e3, 3)} kB` : `${number(count / 1e6, 3)} MB`;
 }
 
-// With spaces, so that a long list has several lines.
+// With a space after each part, so that a long list has several lines. Line ends of strings are escaped in JSON.
 export function json(value) {
-  return typeof value === "string" ? value : JSON.stringify(value).replaceAll(",", ", ");
+  return typeof value === "string" ? value : JSON.stringify(value, null, 1)?.replace(/\n */g, " ");
 }
 
 // A table that scrolls sideways where it is too wide. Numbers are set to the right; a heading of "" has no column name.
