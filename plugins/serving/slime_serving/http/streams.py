@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -87,17 +87,12 @@ async def gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[
     return [task.result() for task in tasks]
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield (stream number, item) until all streams have ended, `MOST_AT_ONCE` at a time. Raises a stream's error."""
-    if len(streams) == 1:  # a task and a queue of its own would be a tenth of a request
-        async with aclosing(streams[0]) as only:
-            async for part in only:
-                yield 0, part
-        return
     places = asyncio.Semaphore(MOST_AT_ONCE)
     queue: asyncio.Queue[tuple[int, T | None, BaseException | None]] = asyncio.Queue()
 
-    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
+    async def pump(index: int, stream: AsyncIterator[T]) -> None:
         try:
             async with places:
                 async for item in stream:
