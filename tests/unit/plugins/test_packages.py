@@ -81,6 +81,8 @@ def test_a_long_list_is_announced_and_spared_for_whole_names(
     assert (status, [line.split()[0] for line in said.splitlines()]) == (1, ["NAME", "slime-reward-near"])
     assert errors.startswith("not read: slime-no: ")
     assert [path for path in index.asked if path.strip("/") == "simple"] == []
+    status, said, _ = search(capfd, "slime-reward", "--index-url", index.url)  # the beginning of a name
+    assert (status, [line.split()[0] for line in said.splitlines()]) == (0, ["NAME", "slime-reward-near"])
 
 
 def test_an_index_with_a_password(index: Index, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:

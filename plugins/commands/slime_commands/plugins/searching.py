@@ -40,8 +40,10 @@ def run(namespace: argparse.Namespace) -> int:
     where = index(namespace.index_url, namespace.timeout)
     words = [word.lower() for word in namespace.words]
     named = bool(words) and all(word.startswith(PREFIX) for word in words)
-    found, unread = _plugins(where, words if named else None)
-    chosen = [one for one in found if named or all(word in f"{one.name} {one.summary}".lower() for word in words)]
+    chosen, unread = _plugins(where, words) if named else ([], {})
+    if not chosen:  # the words are parts of names or descriptions
+        found, unread = _plugins(where, None)
+        chosen = [one for one in found if all(word in f"{one.name} {one.summary}".lower() for word in words)]
     if namespace.json:
         rows = [{**asdict(one), "installed": _here(one.name), "unmet": unmet(one)} for one in chosen]
         print(json_text(rows, indent=2))
