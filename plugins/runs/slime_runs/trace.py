@@ -142,12 +142,12 @@ def bounds(path: Path) -> tuple[float, float] | None:
     """Return the first and the last time in a trace, from the two ends of the file; None if there are no events."""
     try:
         with open_regular(path) as file:
-            first = list(_events(_whole_lines(file.read(_PIECE))))  # the first line may be empty
+            first = next(_events(_whole_lines(file.read(_PIECE))), None)  # the first line may be empty
             file.seek(max(0, os.fstat(file.fileno()).st_size - _PIECE))
             last = list(_events(_whole_lines(file.read())))
     except OSError:  # the file is missing, or is not a regular file
         return None
-    return (_start(first[0]), max(map(_end, last))) if first and last else None
+    return (_start(first), max(map(_end, last))) if first and last else None
 
 
 def _events(lines: bytes) -> Iterator[dict[str, Any]]:

@@ -266,7 +266,8 @@ def _answers(url: str) -> bool:
     """Return whether a connection to the server can be opened."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
-        socket.create_connection((parts.hostname or "", parts.port or 80), _CONNECT_S).close()
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), _CONNECT_S).close()
     except (OSError, ValueError):
         return False
     return True
