@@ -20,7 +20,7 @@ TRL = {
     "rloo": [0.66666663, -0.66666669, -0.66666669, 0.66666663, 0.08333334, 2.08333325, -1.91666675, -0.25],
 }
 TRL_EPS = 1e-4
-"""What TRL adds to the deviation; here it is 1e-6, as in THUDM/slime."""
+"""Number that TRL adds to the deviation; ours is 1e-6, as in THUDM/slime."""
 
 
 def made(name: str, chosen: dict[str, Any] | None = None, **settings: Any) -> tuple[Any, Args]:

@@ -168,7 +168,7 @@ def test_the_hook_of_a_supervised_run() -> None:
 
 
 class Moved(ToyTrainer):
-    """Its weights have moved away from the kept ones."""
+    """A trainer whose weights have moved away from the kept ones."""
 
     def __init__(self, rank: int, ranks: Ranks) -> None:
         super().__init__(rank, ranks)

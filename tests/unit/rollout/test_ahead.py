@@ -56,7 +56,7 @@ class Run:
         return sample
 
     def held(self) -> list[OpenGroup]:
-        """What a commit made now would hold."""
+        """Return the state that a commit would hold now."""
         found = self.stage.between_callbacks(self.stage.open_groups.collect)
         assert {name for name, _ in found} <= {OWNER}
         return [group for _, group in found]

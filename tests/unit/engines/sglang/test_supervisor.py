@@ -72,7 +72,7 @@ class Fleet:
             self.pool.version_wanted = version
 
     def events(self, number: int = 0) -> list[str]:
-        """What `events.jsonl` says of one server."""
+        """Return the events of one server in `events.jsonl`."""
         url = self.servers[number].url
         return [line["event"] for line in read_lines(self.directory / "events.jsonl") if line["url"] == url]
 

@@ -164,7 +164,7 @@ VOCABULARY = 99
 
 
 def parts(positions: list[int], context: int, multiple: int = 1, least: int = 0) -> list[PackedBatch]:
-    """What each context-parallel rank gets."""
+    """Return the part of each context-parallel rank."""
     batch = example_batch()
     return [pack(batch, positions, VOCABULARY, Packing(r, context, multiple, least), CPU) for r in range(context)]
 
