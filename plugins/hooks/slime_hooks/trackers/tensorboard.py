@@ -21,19 +21,8 @@ class TensorBoard:
     """A file below `TENSORBOARD_DIR`, or in `tensorboard/` of the run directory."""
 
     def __init__(self, run: Tracked) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        root = Path(os.environ.get("TENSORBOARD_DIR", run.run_dir / "tensorboard"))
-        directory = root.joinpath(*(part for part in (run.args.tb_project_name, run.args.tb_experiment_name) if part))
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = RecordWriter(open(directory / name, "wb", buffering=0))  # noqa: SIM115  # closed at the end
-        first = (run.args.start_rollout_id or 0) + 1
-        self._write(step=first, file_version="brain.Event:2")
-        self._write(
-            step=first, session_log=SessionLog(status=SessionLog.START)
-        )  # what an earlier part had from here goes
+        self._run = run
+        self._writer: Any = None
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the scalars."""
@@ -57,16 +46,36 @@ class TensorBoard:
 
     def close(self) -> None:
         """End the file."""
-        self._writer.close()
+        if self._writer:
+            self._writer.close()
 
     def _summary(self, step: int, values: list[Any]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._write(step=step, summary=Summary(value=values))
 
+    def _open(self) -> None:
+        """Begin the file with the first numbers: the imports take a tenth of a second, which would delay a rollout."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        args = self._run.args
+        root = Path(os.environ.get("TENSORBOARD_DIR", self._run.run_dir / "tensorboard"))
+        directory = root.joinpath(*(part for part in (args.tb_project_name, args.tb_experiment_name) if part))
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter(open(directory / name, "wb", buffering=0))  # noqa: SIM115  # closed at the end
+        first = (args.start_rollout_id or 0) + 1
+        self._write(step=first, file_version="brain.Event:2")
+        self._write(
+            step=first, session_log=SessionLog(status=SessionLog.START)
+        )  # what an earlier part had from here goes
+
     def _write(self, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
+        if self._writer is None:
+            self._open()
         self._writer.write(Event(wall_time=time.time(), **content).SerializeToString())
         self._writer.flush()
 
