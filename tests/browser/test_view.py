@@ -132,9 +132,10 @@ def test_every_page_in_light_and_dark(browser: Any, url: str, run_dir: Path, tmp
             assert page.locator("main").inner_text().strip()
             if name == "sample":
                 page.get_by_label("colour by").select_option("advantage")
-            assert found_by_axe(page) == [], name
             for width, of in ((WIDE, ""), (NARROW, "-390"), *[(WIDEST, "-2560")] * (name in ("run", "group"))):
                 page.set_viewport_size({"width": width, "height": HEIGHT})
+                if width == WIDE or (width == NARROW and scheme == "light"):  # axe takes a third of a second
+                    assert found_by_axe(page) == [], f"{name} at {width} px"
                 picture = pictures / f"{name}{of}{'-dark' * (scheme == 'dark')}.png"
                 page.screenshot(path=picture)
                 assert int.from_bytes(picture.read_bytes()[16:20]) == width  # where a PNG has it
