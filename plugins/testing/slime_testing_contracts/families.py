@@ -7,6 +7,7 @@ are large enough for a difference in attention to show.
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def write_family(directory: Path, family: str) -> Path:
     common = {**_COMMON, "vocab_size": known["vocab_size"], "eos_token_id": known["eos_token_id"]}
     own, images = FAMILIES[family], "vision_config" in FAMILIES[family]
     entries = {**own, "text_config": {**common, **own["text_config"]}} if images else {**common, **own}
-    config = AutoConfig.for_model(family, **{name: x for name, x in entries.items() if x is not _DROPPED})
+    config = AutoConfig.for_model(family, **deepcopy({name: x for name, x in entries.items() if x is not _DROPPED}))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         build: Any = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config

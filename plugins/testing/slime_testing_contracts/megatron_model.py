@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -41,7 +42,8 @@ class MegatronModelContract(Contract):
     def entries(self) -> dict[str, Any]:
         """Entries of `config.json`; with latent attention, transformers' `head_dim` is the rotated part of a head."""
         rotated = {"head_dim": self.config["qk_rope_head_dim"]} if "qk_rope_head_dim" in self.config else {}
-        return {**TINY, "initializer_range": 0.1, **rotated, **self.config}
+        # transformers writes into the dictionaries that it is given
+        return deepcopy({**TINY, "initializer_range": 0.1, **rotated, **self.config})
 
     @property
     def hf(self) -> dict[str, Any]:

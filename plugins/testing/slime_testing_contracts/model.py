@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -39,7 +40,7 @@ class ModelContract(Contract):
         """`config.json` of a tiny model of the family, with all of HF's defaults."""
         from transformers import AutoConfig
 
-        config = AutoConfig.for_model(self.component.rpartition(":")[2], **{**TINY, **self.config})
+        config = AutoConfig.for_model(self.component.rpartition(":")[2], **deepcopy({**TINY, **self.config}))
         return {**config.to_dict(), "model_type": config.model_type}
 
     @property
@@ -74,7 +75,7 @@ class ModelContract(Contract):
         from slime_core.models.hf_io import read_weights
 
         torch.manual_seed(0)
-        hf_config = AutoConfig.for_model(self.component.rpartition(":")[2], **{**TINY, **self.config})
+        hf_config = AutoConfig.for_model(self.component.rpartition(":")[2], **deepcopy({**TINY, **self.config}))
         build: Any = AutoModelForCausalLM.from_config
         reference = build(hf_config, attn_implementation="eager").eval()
         with torch.no_grad():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def save(name: str, directory: Path) -> tuple[list[torch.Tensor], dict[str, torc
 
     model_type, change = MODELS[name]
     lengths = lengths_of(name)
-    config = AutoConfig.for_model(model_type, **{**TINY, **change})
+    config = AutoConfig.for_model(model_type, **deepcopy({**TINY, **change}))  # it writes into what it is given
     build: Any = AutoModelForCausalLM.from_config
     torch.manual_seed(0)
     experts = {"experts_implementation": "eager"} if lengths is UNEVEN else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_families(ranks: Ranks, tmp_path: Path, family: str) -> None:
     model_type, entries = MODELS[family]
     torch.manual_seed(0)
     sizes = {**TINY, **entries, **FAMILIES[family], "vocab_size": jobs.VOCABULARY, "initializer_range": 0.1}
-    config = AutoConfig.for_model(model_type, **sizes)
+    config = AutoConfig.for_model(model_type, **deepcopy(sizes))
     build: Any = AutoModelForCausalLM.from_config
     build(config).save_pretrained(tmp_path / "model")
     flags: dict[str, Any] = {"model": str(tmp_path / "model"), "rollout_temperature": 1.0}
