@@ -83,13 +83,12 @@ class EstimatorBase:
         return token_kl(inputs.log_probs, inputs.old_log_probs)
 
 
-def with_advantages(estimator: type[EstimatorBase], fn: AdvantageFn, origin: str) -> type[EstimatorBase]:
+def with_advantages(estimator: type[EstimatorBase], fn: AdvantageFn, source: str) -> type[EstimatorBase]:
     """Return the estimator with advantages by a function; rewards and loss are unchanged.
 
     The function gets THUDM/slime's `rollout_data`: per-sample lists under its names and those of `AdvantageInputs`
-    (missing fields are omitted), and sets `advantages` and `returns`. Messages call it `origin`.
+    (missing fields are omitted), and sets `advantages` and `returns`. Messages begin with `source`, flag and value.
     """
-    source = f"--custom-advantage-function-path {origin}"
 
     def advantages(self: EstimatorBase, args: Args, inputs: AdvantageInputs) -> Advantages:
         """Call the function. Raises PluginError when it leaves a result out or of the wrong length."""
@@ -125,10 +124,10 @@ def as_column(value: object, like: Sequence[torch.Tensor], source: str) -> list[
 
 
 def estimator_class(found: Any, origin: str) -> type[Any]:
-    """Return the component of `--advantage-estimator` as a class; `EstimatorBase` supplies its missing methods.
+    """Return the component of `--advantage-estimator origin` as a class; `EstimatorBase` supplies optional members.
 
-    A function computes the advantages on top of `EstimatorBase`; messages call the function `origin`.
+    A function computes the advantages on top of `EstimatorBase`.
     """
     if isinstance(found, type):
         return with_defaults(found, EstimatorBase)
-    return with_advantages(EstimatorBase, found, origin)
+    return with_advantages(EstimatorBase, found, f"--advantage-estimator {origin}")

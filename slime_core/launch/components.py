@@ -232,7 +232,8 @@ class Components:
         if self.advantage_function is not None:
             from slime_core.estimator import with_advantages
 
-            estimator = with_advantages(estimator, self.advantage_function, str(args.custom_advantage_function_path))
+            source = f"--custom-advantage-function-path {args.custom_advantage_function_path}"
+            estimator = with_advantages(estimator, self.advantage_function, source)
         return estimator(args)
 
     @property

@@ -10,7 +10,6 @@ Called by `slime_core.launch.run`.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Mapping
@@ -101,7 +100,7 @@ def load(spec: str, origin: str) -> Launcher:
         PluginError: The launcher cannot be found, loaded or built, or declares no traits.
     """
     resolved = resolve(KIND, spec, origin=origin)
-    launcher: Launcher = construct(resolved.obj, None) if inspect.isclass(resolved.obj) else resolved.obj
+    launcher: Launcher = construct(resolved.obj, None)
     for name in traits_of(launcher, LauncherTraits, resolved.ref.label).settings:
         if name not in flag_specs():
             raise PluginSignatureError(f"{resolved.ref.label}: `traits.settings` has {name!r}, which is no setting")

@@ -90,6 +90,8 @@ class Kind:
     """Methods a class must have."""
     construct: Call | None = None
     """Signature of a class's constructor; None if the kind takes functions only."""
+    objects: bool = False
+    """True if an object with the methods is accepted, and a class that has `__call__` in their place."""
     by_name: bool = False
     """True if the constructor may take more parameters than the settings (`signatures.construct`)."""
     instance: str = ""
@@ -152,6 +154,7 @@ COMPONENTS = (
         calls=(_BATCH_REWARD, _SINGLE_REWARD),
         methods={"compute_reward": Call("(self, prompts, responses[, evaluation]) -> list[float]")},
         construct=Call("(args)"),
+        objects=True,
         by_name=True,
         traits=RewardTraits,
         prefixes=("boxed_",),
@@ -220,6 +223,7 @@ COMPONENTS = (
             "load_state_dict": Call("(self, state) -> None"),
         },
         construct=Call("(args)"),
+        objects=True,
         by_name=True,
     ),
     Kind(
@@ -333,6 +337,7 @@ COMPONENTS = (
         ),
         methods={"weigh": Call("(self, inputs) -> CorrectionOutputs")},
         construct=Call("(args)"),
+        objects=True,
     ),
     Kind(
         name="launchers",

@@ -33,7 +33,7 @@ def check_signature(kind: Kind, obj: object, subject: str) -> None:
             if not callable(each):
                 raise PluginSignatureError(f"{subject}: expected a function, found {type(each).__name__} {each!r:.80}")
         return
-    if kind.construct and (inspect.isclass(obj) or _has_methods(obj, kind)):
+    if kind.construct and (inspect.isclass(obj) or (kind.objects and _has_methods(obj, kind))):
         _check_class(kind, obj, subject)
     elif not callable(obj) or inspect.isclass(obj) or not kind.calls:
         raise PluginSignatureError(f"{subject}: expected {' or '.join(_expected(kind))}; found {_describe(obj)}")
@@ -203,12 +203,12 @@ def _check_class(kind: Kind, obj: Any, subject: str) -> None:
     where = obj.__name__ if is_class else type(obj).__name__
     missing = [name for name in kind.methods if not callable(getattr(obj, name, None))]
     if missing:
-        if is_class and kind.calls and any("__call__" in vars(base) for base in obj.__mro__):
+        is_called = is_class and kind.objects and any("__call__" in vars(base) for base in obj.__mro__)
+        if is_called and len(missing) == len(kind.methods):
             check_call(kind.calls, unbound(obj, "__call__"), f"{subject}: {where}.__call__", extra=_class_forms(kind))
             return
-        wanted = "; ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
         raise PluginSignatureError(
-            f"{subject}: expected a class with {wanted}; found class {where} without {', '.join(missing)}"
+            f"{subject}: expected {' or '.join(_expected(kind))}; found class {where} without {', '.join(missing)}"
         )
     for name, call in kind.methods.items():
         method = unbound(obj, name) if is_class else getattr(obj, name)
@@ -228,11 +228,7 @@ def unbound(cls: type, name: str) -> Callable[..., object]:
 
 
 def _has_methods(obj: object, kind: Kind) -> bool:
-    return (
-        bool(kind.methods)
-        and not inspect.isfunction(obj)
-        and all(callable(getattr(obj, name, None)) for name in kind.methods)
-    )
+    return not inspect.isfunction(obj) and all(callable(getattr(obj, name, None)) for name in kind.methods)
 
 
 def _class_forms(kind: Kind) -> list[str]:

@@ -70,7 +70,7 @@ def test_a_custom_function_replaces_the_advantages_only() -> None:
         rollout_data["advantages"] = [r * m for r, m in zip(rollout_data["rewards"], rollout_data["loss_masks"])]
         rollout_data["returns"] = [[0, 1], [2]]
 
-    estimator = with_advantages(Doubling, fn, "mine.py:fn")(ARGS)
+    estimator = with_advantages(Doubling, fn, "--flag mine.py:fn")(ARGS)
     assert estimator.needs_values
     assert estimator.needs_log_probs
     assert estimator.requires == {"normalize_advantages": True}

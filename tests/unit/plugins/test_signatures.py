@@ -131,6 +131,24 @@ def test_a_generate_function_is_async_and_takes_the_sampling_params() -> None:
         check("generators", short)
 
 
+class Called:
+    def __call__(self, args: Any, rollout_data: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "obj", "found"),
+    [
+        ("estimators", Called, "found class Called without shape_rewards"),
+        ("estimators", EstimatorBase(Args()), "found EstimatorBase <"),
+        ("losses", LossLike(None, None), "found LossLike <"),
+    ],
+)
+def test_a_kind_that_is_built_takes_no_object_and_no_class_that_is_called(kind: str, obj: Any, found: str) -> None:
+    with pytest.raises(PluginSignatureError, match=found) as caught:
+        check(kind, obj)
+    assert "a class with " in str(caught.value)
+
+
 class Source:
     def __init__(self, args: Any) -> None: ...
     def get_samples(self, num_samples: int) -> list[Any]: ...
