@@ -33,13 +33,10 @@ class Call:
 
     shown: str
     """Signature as error messages print it. Names are passed by position, names after `*` by name. Names in brackets
-    are passed by name to callables that declare a parameter of that name."""
+    are passed by name to callables that declare a parameter of that name. A callable after `async` must be `async def`,
+    or annotated to return an awaitable; one after `[async]` may be; the result of any other is not awaited."""
     marker: str | None = None
     """The call applies only to callables with a positional parameter of this name."""
-    awaited: bool = False
-    """The callable must be `async def`, or annotated to return an awaitable."""
-    plain: bool = False
-    """The callable must not be `async def`: its result is not awaited."""
     bare: bool = False
     """The callable may also take no argument by position."""
 
@@ -57,6 +54,16 @@ class Call:
     def keywords(self) -> tuple[str, ...]:
         """Names of the arguments that are passed only to callables that declare such a parameter."""
         return tuple(re.findall(r"\[, (\w+)\]", self._inner))
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the callable must be asynchronous."""
+        return self.shown.startswith("async")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the callable must not be asynchronous."""
+        return self.shown.startswith("(")
 
     @property
     def _inner(self) -> str:
@@ -142,8 +149,8 @@ class Kind:
         return not self.calls[0].plain
 
 
-_SINGLE_REWARD = Call("(args, sample[, evaluation], **kwargs) -> float")
-_BATCH_REWARD = Call("(args, samples[, evaluation], **kwargs) -> list[float]", marker="samples")
+_SINGLE_REWARD = Call("[async] (args, sample[, evaluation], **kwargs) -> float")
+_BATCH_REWARD = Call("[async] (args, samples[, evaluation], **kwargs) -> list[float]", marker="samples")
 
 COMPONENTS = (
     # -- what makes, scores, chooses and reports samples, and what commands begin with
@@ -152,7 +159,7 @@ COMPONENTS = (
         flags=("--rm-type", "--custom-rm-path"),
         canonical=("reward", "reward_func", "compute_score", "custom_rm", "batched_custom_rm"),
         calls=(_BATCH_REWARD, _SINGLE_REWARD),
-        methods={"compute_reward": Call("(self, prompts, responses[, evaluation]) -> list[float]")},
+        methods={"compute_reward": Call("[async] (self, prompts, responses[, evaluation]) -> list[float]")},
         construct=Call("(args)"),
         objects=True,
         by_name=True,
@@ -165,13 +172,10 @@ COMPONENTS = (
         traits=GenerateTraits,
         canonical=("generate",),
         calls=(
-            Call(
-                "async (args, sample, sampling_params[, evaluation][, context]) -> Sample | list[Sample]", awaited=True
-            ),
+            Call("async (args, sample, sampling_params[, evaluation][, context]) -> Sample | list[Sample]"),
             Call(
                 "async (args, samples[, sampling_params][, evaluation][, context]) -> list[Sample]",
                 marker="samples",
-                awaited=True,
             ),
         ),
     ),
@@ -197,8 +201,8 @@ COMPONENTS = (
         flags=("--environment-path",),
         canonical=("Environment", "environment"),
         methods={
-            "reset": Call("(self, sample[, seed]) -> text, chat messages or None", bare=True),
-            "step": Call("(self, action[, turn]) -> slime_core.Step or (observation, reward, done)"),
+            "reset": Call("[async] (self, sample[, seed]) -> text, chat messages or None", bare=True),
+            "step": Call("[async] (self, action[, turn]) -> slime_core.Step or (observation, reward, done)"),
         },
         construct=Call("(args)"),
         by_name=True,
@@ -231,7 +235,7 @@ COMPONENTS = (
         traits=EditTraits,
         flags=("--dynamic-sampling-filter-path",),
         canonical=("dynamic_filter", "dynamic_sampling_filter", "filter"),
-        calls=(Call("(args, samples, **kwargs) -> FilterDecision | bool", plain=True),),
+        calls=(Call("(args, samples, **kwargs) -> FilterDecision | bool"),),
     ),
     Kind(
         name="data_sources",
@@ -251,7 +255,8 @@ COMPONENTS = (
         canonical=("generate_rollout", "rollout"),
         calls=(
             Call(
-                "(args, rollout_id, data_source[, evaluation][, context]) -> RolloutFnTrainOutput | RolloutFnEvalOutput"
+                "[async] (args, rollout_id, data_source[, evaluation][, context])"
+                " -> RolloutFnTrainOutput | RolloutFnEvalOutput"
             ),
         ),
     ),
@@ -365,14 +370,14 @@ FUNCTION_FLAGS = (
         name="reward_post_processes",
         flags=("--custom-reward-post-process-path",),
         canonical=("post_process_rewards", "reward_post_process", "custom_reward_post_process"),
-        calls=(Call("(args, samples) -> (raw_rewards, rewards)", plain=True),),
+        calls=(Call("(args, samples) -> (raw_rewards, rewards)"),),
     ),
     Kind(
         replaces=True,
         name="sample_converters",
         flags=("--custom-convert-samples-to-train-data-path",),
         canonical=("convert_samples_to_train_data", "convert_samples"),
-        calls=(Call("(args, samples) -> dict", plain=True),),
+        calls=(Call("(args, samples) -> dict"),),
     ),
     Kind(
         replaces=True,
@@ -397,7 +402,7 @@ FUNCTION_FLAGS = (
         name="custom_losses",
         flags=("--custom-loss-function-path",),
         canonical=("custom_loss", "loss_function", "loss"),
-        calls=(Call("(args, batch, logits, sum_of_sample_mean) -> (loss, dict of metrics)", plain=True),),
+        calls=(Call("(args, batch, logits, sum_of_sample_mean) -> (loss, dict of metrics)"),),
     ),
 )
 """Kinds of function that replace one step on the trainer's side."""

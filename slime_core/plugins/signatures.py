@@ -232,7 +232,7 @@ def _has_methods(obj: object, kind: Kind) -> bool:
 
 
 def _class_forms(kind: Kind) -> list[str]:
-    forms = " and ".join(f"{name}{call.shown}" for name, call in kind.methods.items())
+    forms = " and ".join(call.shown.replace("(", f"{name}(", 1) for name, call in kind.methods.items())
     return [f"a class with {forms}"] if forms else []
 
 

@@ -72,8 +72,7 @@ def sources(row: Kind, form: str) -> dict[str, str]:
     body = special.get(call.positional[1] if special else "", f"    return {ANSWERS.get(returned)}\n")
     ways: dict[str, str] = {}
     for word in ("async ", ""):
-        waits = row.name in ("rewards", "generators") or (row.is_hook and row.may_wait)
-        if (word and (known.plain or not waits)) or (not word and known.awaited):
+        if known.plain if word else known.awaited:
             continue
         for optional in ((), call.keywords):
             names = ", ".join(
@@ -99,7 +98,7 @@ def preflight(row: Kind, source: Path, bench: Bench) -> None:
 def test_every_form_of_the_tables(tmp_path: Path) -> None:
     forms = promised()
     assert ("--buffer-filter-path", "(args, buffer, num_samples) -> list[Sample]") in forms
-    assert ("--custom-rm-path", "(args, samples[, evaluation], **kwargs) -> list[float]") in forms
+    assert ("--custom-rm-path", "[async] (args, samples[, evaluation], **kwargs) -> list[float]") in forms
     assert {flag for flag, _ in forms} >= {row.flags[0] for row in hook_flags().values()}
     for flag, form in forms:
         for number, (way, source) in enumerate(sources(ROWS[flag], form).items()):

@@ -90,22 +90,22 @@ def test_forms_that_are_accepted(kind: str, obj: Any) -> None:
         (lambda sample: 0.0, r"(args, sample[, evaluation], **kwargs) -> float", "<lambda>(sample)"),
         (lambda args, samples, extra: 0, "(args, samples[, evaluation], **kwargs) -> list", "(args, samples, extra)"),
         (lambda args, sample, *, weight: 0, "(args, sample", "(args, sample, *, weight)"),
-        (3, "a class with compute_reward(self, prompts, responses[, evaluation])", "found int 3"),
+        (3, "a class with [async] compute_reward(self, prompts, responses[, evaluation])", "found int 3"),
         (pytest, "expected a function", "module pytest; name the function in it"),
-        (type("Empty", (), {}), "a class with compute_reward", "class Empty without compute_reward"),
+        (type("Empty", (), {}), "a class with [async] compute_reward", "class Empty without compute_reward"),
         (
             type("Wrong", (), {"compute_reward": lambda self, prompts: []}),
-            "Wrong.compute_reward: expected (self, prompts, responses[, evaluation])",
+            "Wrong.compute_reward: expected [async] (self, prompts, responses[, evaluation])",
             "found <lambda>(prompts)",
         ),
         (
             type("Static", (), {"compute_reward": staticmethod(lambda self, prompts, responses: [])}),
-            "Static.compute_reward: expected (self, prompts, responses[, evaluation])",
+            "Static.compute_reward: expected [async] (self, prompts, responses[, evaluation])",
             "found <lambda>(self, prompts, responses)",
         ),
         (
             type("Call", (), {"__call__": lambda self, sample: 0}),
-            "Call.__call__: expected (args, sample",
+            "Call.__call__: expected [async] (args, sample",
             "found <lambda>(sample)",
         ),
     ],
@@ -129,6 +129,14 @@ def test_a_generate_function_is_async_and_takes_the_sampling_params() -> None:
 
     with pytest.raises(PluginSignatureError, match=r"expected async \(args, sample, samp.*found async short"):
         check("generators", short)
+
+
+@pytest.mark.parametrize("kind", ["estimators", "buffers", "recipes", "corrections", "advantages", "loss_reducers"])
+def test_a_function_whose_result_is_not_awaited_is_plain(kind: str) -> None:
+    async def function(*args: Any, **kwargs: Any) -> Any: ...
+
+    with pytest.raises(PluginSignatureError, match="Make it a plain `def`"):
+        check(kind, function)
 
 
 class Called:

@@ -45,14 +45,14 @@ FLAGS = (
         name="megatron_model_providers",
         flags=("--custom-model-provider-path",),
         canonical=("model_provider", "custom_model_provider"),
-        calls=(Call("(*, pre_process, post_process[, vp_stage]) -> GPTModel", plain=True),),
+        calls=(Call("(*, pre_process, post_process[, vp_stage]) -> GPTModel"),),
     ),
     Kind(
         name="slime_megatron_init",
         word="megatron_init",
         flags=("--custom-megatron-init-path",),
         canonical=("megatron_init", "custom_megatron_init"),
-        calls=(Call("(args) -> None", plain=True),),
+        calls=(Call("(args) -> None"),),
         trains=True,
     ),
     Kind(
@@ -60,7 +60,7 @@ FLAGS = (
         word="megatron_before_log_prob",
         flags=("--custom-megatron-before-log-prob-hook-path",),
         canonical=("before_log_prob", "megatron_before_log_prob"),
-        calls=(Call("(args, model, store_prefix) -> None", plain=True),),
+        calls=(Call("(args, model, store_prefix) -> None"),),
         trains=True,
     ),
     Kind(
@@ -68,12 +68,7 @@ FLAGS = (
         word="megatron_before_train_step",
         flags=("--custom-megatron-before-train-step-hook-path",),
         canonical=("before_train_step", "megatron_before_train_step"),
-        calls=(
-            Call(
-                "(args, rollout_id, step_id, model, optimizer, opt_param_scheduler) -> None",
-                plain=True,
-            ),
-        ),
+        calls=(Call("(args, rollout_id, step_id, model, optimizer, opt_param_scheduler) -> None"),),
         trains=True,
     ),
 )
