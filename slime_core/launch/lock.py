@@ -56,8 +56,7 @@ def sole_writer(args: Args) -> Iterator[None]:
 
 def finish_replacing(args: Args) -> None:
     """Settle what a run that was killed while it replaced another has left behind. Raises ConfigError, as above."""
-    places = {run_dir_of(args), Path(args.save or run_dir_of(args))}
-    if any((place / name).is_dir() for place in places for name in (_MOVING, _MOVED, _DROPPED)):
+    if any((place / name).is_dir() for place in _places(args) for name in (_MOVING, _MOVED, _DROPPED)):
         with sole_writer(args):
             pass
 
@@ -85,7 +84,7 @@ def open_run_dir(args: Args, *, resume: bool) -> None:
 
 def settle_replaced(args: Args) -> None:
     """Delete the run that was moved aside if the new one has a record; else put it back."""
-    places = list(dict.fromkeys((run_dir_of(args), Path(args.save or run_dir_of(args)))))
+    places = _places(args)
     _delete_dropped(places)
     moved = [place for place in places if (place / _MOVED).is_dir()]
     records = (path for pattern in _RECORDS for path in run_dir_of(args).glob(pattern))
@@ -101,6 +100,11 @@ def settle_replaced(args: Args) -> None:
         _move(list(aside.iterdir()), aside.parent)
         aside.rmdir()
     _delete_dropped(places)
+
+
+def _places(args: Args) -> list[Path]:
+    """Return the directories that hold the run's entries: the run directory and that of `--save`."""
+    return list(dict.fromkeys((run_dir_of(args), Path(args.save or run_dir_of(args)))))
 
 
 def _move_aside(used: list[Path]) -> None:
