@@ -62,7 +62,7 @@ def options(args: Args | None, name: str, model: type[Model]) -> Model:
     Raises:
         ConfigError: An option is missing or has a wrong value; a run checks this before it starts.
     """
-    given = args.plugins.get(name, {}) if args else {}
+    given = getattr(args, "plugins", {}).get(name, {})
     settings = {key: getattr(args, key, None) for key in _SETTINGS}
     given = {**{k: v for k, v in settings.items() if v is not None and k in _fields(model)}, **given}
     try:
