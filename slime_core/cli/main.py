@@ -131,7 +131,10 @@ def _guarded(argv: list[str], termination: Termination | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0 if command is None or command.only_prints else CLOSED_PIPE
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(plain(f"slime: error: {stop.code}"), file=sys.stderr)
+        return 1
 
 
 def _run(command: Command, argv: list[str]) -> int:

@@ -54,10 +54,16 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ConfigError("no"), 2), (PluginNotFoundError("no"), 2), (CheckpointError("no"), 1), (SlimeError("no"), 1)],
+    [
+        (ConfigError("no"), 2),
+        (PluginNotFoundError("no"), 2),
+        (CheckpointError("no"), 1),
+        (SlimeError("no"), 1),
+        (SystemExit("no"), 1),
+    ],
 )
 def test_errors_are_one_line_and_a_status(
-    error: SlimeError, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(argv: list[str]) -> int:
         raise error
