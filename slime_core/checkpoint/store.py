@@ -82,7 +82,8 @@ class CheckpointStore:
         Raises:
             CheckpointError: The file system refused; earlier commits are intact.
         """
-        before = self._of(rollout_id)
+        # Several if a run was killed while it rewrote a commit.
+        before = [path for path in self.commits() if rollout_of(path) == rollout_id]
         target = self._next(rollout_id, before)
         partial = self.root / f"{_PARTIAL}{target.name}"
         try:
@@ -115,10 +116,6 @@ class CheckpointStore:
             raise CheckpointError(f"cannot save to {target}: {error}; {way_out}") from error
         self._prune(keep, spared)
         return target
-
-    def _of(self, rollout_id: int) -> list[Path]:
-        """Return the commits after a rollout: one, or several if a run was killed while it rewrote a commit."""
-        return [path for path in self.commits() if rollout_of(path) == rollout_id]
 
     def _next(self, rollout_id: int, before: list[Path]) -> Path:
         """Return the directory of the next commit after a rollout. Raises CheckpointError after too many rewrites."""

@@ -169,8 +169,6 @@ def as_rank() -> Iterator[None]:
 
 FOLDER = "ranks"
 """Folder of the run directory with the output of all ranks except 0."""
-PARENT = "RANK_OF_SLIME"
-"""Environment variable with the id of the process that started this rank."""
 GRACE_S = 30.0
 """Seconds from the signal that ends a rank to SIGKILL; rank 0 stops its engines in this time."""
 _LEFTOVER_S = 10.0
@@ -233,7 +231,7 @@ def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, 
     sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": 1, "ROLE_WORLD_SIZE": count}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     torch = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(errors, str(rank))}
-    ours: dict[str, object] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
+    ours: dict[str, object] = {ROLLOUTS: args.num_rollout}
     if not args.save:  # outputs/train already holds a run when a rank looks for a free directory
         ours["SLIME_RUN_DIR"] = args.run_dir
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:  # their share of the cores

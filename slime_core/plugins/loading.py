@@ -155,9 +155,8 @@ def canonical_attribute(
     named = [name for name in (*own, *customs, *kind.canonical) if hasattr(module, name)]
     fitting = [name for name in candidates if fits(getattr(module, name))]
     # A helper may have such a name. If no object fits, the error message is about the object with the right name.
-    for name in [n for n in named if fits(getattr(module, n))] or named:
-        return getattr(module, name)
-    for names in (candidates, fitting):
+    best = [name for name in named if fits(getattr(module, name))] or named
+    for names in (best[:1], candidates, fitting):
         if len(names) == 1:
             return getattr(module, names[0])
     wanted = " or ".join(kind.canonical[:2])
