@@ -101,7 +101,10 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
         _search_first(ref.folder / "src" if (ref.folder / "src").is_dir() else ref.folder)
     try:
         module = import_module(module_name.strip(), subject)
-        obj = attribute(module, attr.strip(), subject) if attr else _module_object(module, kind, subject)
+        if attr:
+            obj = attribute(module, attr.strip(), subject)
+        else:
+            obj = module if kind is None else canonical_attribute(module, kind, subject)
     except PluginNotFoundError as error:
         raise PluginLoadError(f"{error} (entry point {ref.target!r} of {ref.origin})") from error
     except PluginLoadError as error:
@@ -116,10 +119,6 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
             " another distribution has a module of that name"
         )
     return obj, module
-
-
-def _module_object(module: ModuleType, kind: Kind | None, subject: str) -> object:
-    return module if kind is None else canonical_attribute(module, kind, subject)
 
 
 def attribute(module: ModuleType, dotted: str, subject: str) -> Any:

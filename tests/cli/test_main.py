@@ -83,6 +83,19 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
         frame.main(["config"])
 
 
+def test_a_broken_pipe_of_the_command_is_not_taken_for_a_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(argv: list[str]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
+    reader, writer = os.pipe()
+    with open(reader), open(writer, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        with pytest.raises(BrokenPipeError):
+            frame.main(["config"])
+
+
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m slime_core config show --json | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, timeout=60)
