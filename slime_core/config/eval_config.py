@@ -166,7 +166,7 @@ def _inherited(s: Settings) -> None:
 
 
 def _datasets(s: Settings) -> None:
-    """`args.eval_datasets`, and something to evaluate when asked to."""
+    """Fill in `args.eval_datasets`; an evaluation needs data."""
     a = s.args
     if s.is_absent("eval_config"):
         return

@@ -4,8 +4,8 @@ The kernel releases a lock when its holder dies, however it dies. An earlier run
 at any moment loses nothing; the next command in the directory finishes what was begun::
 
     RUN_DIR/.replacing     some of the earlier run's entries; the others are still in their places
-    RUN_DIR/.replaced      all of them; the new run writes, and comes to its first record or ends without
-    RUN_DIR/.dropped       those of the earlier run, or of the one without a record, while they are deleted
+    RUN_DIR/.replaced      all of them, until the new run has its first record, or ends without one
+    RUN_DIR/.dropped       entries being deleted: of the earlier run, or of a new run that ended without a record
     RUN_DIR/kept           files among them that slime did not write
 """
 
@@ -55,7 +55,7 @@ def sole_writer(args: Args) -> Iterator[None]:
 
 
 def finish_replacing(args: Args) -> None:
-    """Settle what a run that was killed while it replaced another has left behind. Raises ConfigError, as above."""
+    """Finish the replacement that a killed run had begun. Raises ConfigError if another run holds the lock."""
     if any((place / name).is_dir() for place in _places(args) for name in (_MOVING, _MOVED, _DROPPED)):
         with sole_writer(args):
             pass
@@ -66,10 +66,10 @@ def open_run_dir(args: Args, *, resume: bool) -> None:
 
     Args:
         args: The run's settings.
-        resume: The records there are this run's.
+        resume: The records there belong to this run, which continues.
 
     Raises:
-        ConfigError: It holds a run that must not be touched, or cannot be written.
+        ConfigError: The directory holds a run that must not be touched, or cannot be written.
     """
     used, run_dir = check_run_dir(args, resume=resume), run_dir_of(args)
     try:
@@ -157,7 +157,7 @@ def file_lock(path: Path, *, deadline: float, refusal: str) -> Iterator[None]:
 
 
 def _holders(path: Path) -> str:
-    """The processes of this host that have the file open, as far as this user may see them."""
+    """Return, for a message, the processes of this host that have the file open, if this user may see them."""
     import psutil
 
     found = []

@@ -187,7 +187,7 @@ def test_each_kind_of_record_counts(tmp_path: Path, record: str) -> None:
 )
 def test_a_directory_that_is_no_run_is_not_overwritten(tmp_path: Path, project: dict[str, str]) -> None:
     write(tmp_path, project)
-    with pytest.raises(ConfigError, match="not a run's, as far as slime can tell"):
+    with pytest.raises(ConfigError, match="slime cannot tell that a run made this"):
         open_run_dir(settings(tmp_path), resume=False)
     assert files(tmp_path) == project
 
