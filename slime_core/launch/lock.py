@@ -153,6 +153,8 @@ def file_lock(path: Path, *, deadline: float, refusal: str) -> Iterator[None]:
                 if time.monotonic() >= end:
                     raise ConfigError(f"{refusal} (lock {path}{_holders(path)})") from None
                 time.sleep(_POLL)
+            except OSError as error:  # some cluster file systems have no locks
+                raise ConfigError(f"{path} cannot be locked: {error}; choose another file system") from error
         yield
 
 
