@@ -260,8 +260,8 @@ def remove_made(directory: Path, is_ours: Callable[[str], bool], kept: Path) -> 
     files = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
     foreign = [name for path in files if not is_ours(name := path.relative_to(directory).as_posix())]
     if foreign:
-        names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-        kept = next(free for suffix in names if not (free := kept.with_name(kept.name + suffix)).exists())
+        suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        kept = next(free for suffix in suffixes if not (free := kept.with_name(kept.name + suffix)).exists())
         for name in foreign:
             (kept / name).parent.mkdir(parents=True, exist_ok=True)
             os.rename(directory / name, kept / name)
