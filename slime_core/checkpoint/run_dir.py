@@ -67,8 +67,8 @@ def check_run_dir(args: Args, *, resume: bool) -> list[Path]:
     for name in _READ:
         named = Path(getattr(args, name, None) or os.devnull).resolve()
         if any(path.resolve() in (named, *named.parents) for path in used):
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} {named} is part of the run that --overwrite would replace; {another}")
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {named} is part of the run that --overwrite would replace; {another}")
     return used
 
 
@@ -88,8 +88,8 @@ def check_dumps(args: Args) -> None:
     for name in ("save_debug_rollout_data", "save_debug_train_data"):
         template = getattr(args, name, None)
         if template and (path := Path(template.format(rollout_id=args.start_rollout_id or 0))).exists():
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} {template}: {path} is there already; --overwrite writes over it")
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {template}: {path} is there already; --overwrite writes over it")
 
 
 def check_there(run_dir: Path, cause: BaseException | None = None) -> None:
