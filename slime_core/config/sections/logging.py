@@ -155,7 +155,7 @@ def _dumps(s: Settings) -> None:
             continue
         try:
             paths = {os.path.abspath(template.format(rollout_id=number)) for number in (0, 1)}
-        except (KeyError, IndexError, ValueError):
+        except (AttributeError, LookupError, ValueError):
             raise ConfigError(f"{s.cite(name)}: the only placeholder is {{rollout_id}}") from None
         if name in _DUMPS and len(paths) == 1:
             raise ConfigError(f"{s.cite(name)}: rollouts would overwrite each other; put {{rollout_id}} into it")
