@@ -55,14 +55,14 @@ def options(args: Args | None, name: str, model: type[Model]) -> Model:
     """Return the user's options for plugin `name`, as its model with defaults filled in.
 
     Args:
-        args: The run's settings; without `plugins` (a test's namespace, None) every option has its default.
+        args: The run's settings; None, in a test, gives every option its default.
         name: The component's registered name; for a component chosen by path, the file's stem.
         model: The component's `Options`.
 
     Raises:
         ConfigError: An option is missing or has a wrong value; a run checks this before it starts.
     """
-    given = getattr(args, "plugins", {}).get(name, {})
+    given = args.plugins.get(name, {}) if args else {}
     settings = {key: getattr(args, key, None) for key in _SETTINGS}
     given = {**{k: v for k, v in settings.items() if v is not None and k in _fields(model)}, **given}
     try:

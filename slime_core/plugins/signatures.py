@@ -158,7 +158,7 @@ def constructor_values(
     signature = signature_of(cls)
     if signature is None:
         return (args,), {}
-    options = getattr(args, "plugins", {}).get(name, {})
+    options = args.plugins.get(name, {}) if args else {}
     values: OrderedDict[str, object] = OrderedDict()
     for parameter in signature.parameters.values():
         value = _constructor_value(parameter, args, options, offered)

@@ -82,7 +82,7 @@ def check(given: dict[str, Any], *objects: Any) -> None:
 def test_typed_access_fills_in_defaults_and_needs_no_run() -> None:
     given = Args(plugins={"math": {"tolerance": "0.5", "unit": "m", "other": 1}})
     assert options(given, "math", Options) == Options(tolerance=0.5, unit="m")
-    for args in (None, SimpleNamespace(), Args(), Args(plugins={})):
+    for args in (None, Args(), Args(plugins={})):
         assert options(args, "deep", Strict).depth == 3
     with pytest.raises(ConfigError, match=r"^plugins\.math\.unit: must be given; type --set plugins\.math\.unit=VALUE"):
         options(None, "math", Options)
