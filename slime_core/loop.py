@@ -9,12 +9,12 @@ A launcher (`slime_core/launch`) builds the stages and decides where each one ru
 stage method either finishes before it returns, or returns an awaitable. In synchronous training every method finishes
 before it returns, and nothing is generated ahead. With `--async`, work that is not awaited continues::
 
-    rollout   | r=0 |   r=1   |   r=2   |         generate(r) answers the batch of r; what comes next is generated
+    rollout   | r=0 |   r=1   |   r=2   |         generate(r) returns the batch of r; later rollouts are generated
     train           |  r=0  |wait|  r=1  |        wait: `perf/trainer_wait_time`
     push                    ^            ^        every --update-weights-interval rollouts, after before_push()
     evaluate                |----- r=0 ------|    with --eval-in-background: starts after a push, and the next push
                                                   waits for its end, so that it sees one weight version
-    save                    ^            ^        after before_save(), so that the commit has what is generated ahead
+    save                    ^            ^        after before_save(), so that the commit has the groups generated ahead
 
 The rollout stage decides how long `before_push` and `before_save` wait. With one rollout ahead they wait for it, so
 that no rollout mixes two weight versions; if generation never stops, they do not wait. `step` counts finished rollouts:
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rollout(Protocol):
-    """The generation side. All methods except `start` and `stop` raise RolloutInterrupted when the run is stopping."""
+    """The generation side. `generate` and `evaluate` raise RolloutInterrupted when the run is stopping."""
 
     def start(self) -> Done:
         """Start the engines, without generating anything."""
@@ -114,7 +114,7 @@ def now(work: Coroutine[object, None, T]) -> T:
         value: T = done.value
         return value
     work.close()
-    raise RuntimeError("a stage answered with something to wait for, and no event loop turns")
+    raise RuntimeError("a stage method returned an awaitable that waits, but no event loop runs (see --async)")
 
 
 async def answer(found: object) -> Any:
@@ -290,7 +290,7 @@ class _Evaluations:
         """Warn of an interrupted evaluation: its weights are gone, so it cannot be repeated. None may be running."""
         if self.interrupted and self._stages.unfinished:
             step = self._stages.unfinished.pop()
-            logger.warning("the evaluation of step %d was interrupted: no metrics of it, nothing has its weights", step)
+            logger.warning("the evaluation of step %d was interrupted; it is not repeated: its weights are gone", step)
 
     async def cancel(self) -> None:
         """Cancel the evaluation in the background when the run ends."""

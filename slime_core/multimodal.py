@@ -130,7 +130,11 @@ def _of_lists(name: str, value: Any) -> tuple[str, tuple[int, ...], bytes]:
     if any(not isinstance(item, int | float) for item in flat):
         raise ValueError(f"multimodal_train_inputs[{name!r}]: no array of numbers can be made of it")
     dtype = "float32" if any(isinstance(item, float) for item in flat) else "int64"
-    return dtype, tuple(shape), struct.pack(f"<{len(flat)}{'f' if dtype == 'float32' else 'q'}", *flat)
+    try:
+        data = struct.pack(f"<{len(flat)}{'f' if dtype == 'float32' else 'q'}", *flat)
+    except (struct.error, OverflowError):
+        raise ValueError(f"multimodal_train_inputs[{name!r}]: a number is too large for {dtype}") from None
+    return dtype, tuple(shape), data
 
 
 def image_ref(value: object, folder: Path | None = None, *, fetched: bool = True) -> str:

@@ -29,20 +29,20 @@ _READ = ("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load", "prompt
 
 
 def run_dir_of(args: Args) -> Path:
-    """The run's directory, which the settings' rules have filled in."""
+    """Return the run's directory, which the settings' rules have filled in."""
     assert args.run_dir, "every command that writes has a run directory"
     return Path(args.run_dir)
 
 
 def check_run_dir(args: Args, *, resume: bool) -> list[Path]:
-    """Return what is there of another run, in `--run-dir` and in `--save`.
+    """Return the files and folders of a run that exist in `--run-dir` and in `--save`.
 
     Args:
         args: The run's settings.
-        resume: The records there are this run's.
+        resume: They belong to this run, which continues.
 
     Raises:
-        ConfigError: It may be neither continued nor overwritten.
+        ConfigError: They belong to another run, which may be neither continued nor overwritten.
     """
     run_dir = run_dir_of(args)
     commits = Path(args.save or run_dir) / CHECKPOINTS
@@ -61,19 +61,19 @@ def check_run_dir(args: Args, *, resume: bool) -> list[Path]:
         )
     if foreign := [path for path in used if not _is_of_run(path)]:
         raise ConfigError(
-            f"{', '.join(map(str, foreign))}: not a run's, as far as slime can tell ({foreign[0].parent} has no"
-            f" {CONFIG} of slime's), so --overwrite does not touch it; {another}"
+            f"{', '.join(map(str, foreign))}: slime cannot tell that a run made this ({foreign[0].parent} has no"
+            f" {CONFIG} of slime), so --overwrite does not touch it; {another}"
         )
     for name in _READ:
         named = Path(getattr(args, name, None) or os.devnull).resolve()
         if any(path.resolve() in (named, *named.parents) for path in used):
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} {named} is part of the run that --overwrite would replace; {another}")
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {named} is part of the run that --overwrite would replace; {another}")
     return used
 
 
 def _is_of_run(path: Path) -> bool:
-    """Return whether a run's file or folder is slime's: a `config.yaml` of slime's is next to it, or commits are in it.
+    """Return whether slime made a run's file or folder: slime's `config.yaml` is next to it, or commits are in it.
 
     A run that was killed while its processes started has their output alone.
     """
@@ -88,15 +88,15 @@ def check_dumps(args: Args) -> None:
     for name in ("save_debug_rollout_data", "save_debug_train_data"):
         template = getattr(args, name, None)
         if template and (path := Path(template.format(rollout_id=args.start_rollout_id or 0))).exists():
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} {template}: {path} is there already; --overwrite writes over it")
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {template}: {path} is there already; --overwrite writes over it")
 
 
 def check_there(run_dir: Path, cause: BaseException | None = None) -> None:
     """Raise RecordError if the directory has been moved or removed since the run began."""
     if not run_dir.is_dir():
         raise RecordError(
-            f"{run_dir} has been moved or removed while the run wrote to it. Where it was moved, the same command with"
+            f"{run_dir} has been moved or removed while the run wrote to it. If it was moved, the same command with"
             " --run-dir and --load of the new place continues from its last commit"
         ) from cause
 
@@ -117,7 +117,7 @@ def write_summary(run_dir: Path, summary: Mapping[str, object]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what results depend on."""
+    """Return the versions of the packages that results depend on."""
     import torch
     import transformers
 
@@ -185,8 +185,8 @@ class JsonlTracker:
         content = path.read_bytes()[: known["size"]]
         if hashlib.blake2b(content, digest_size=16).hexdigest() != known["blake2b"]:
             raise CheckpointError(
-                f"{path}: damaged: it is not what the run had recorded by that commit. To go on without the metrics so"
-                f" far: mv {path} {path}.damaged"
+                f"{path}: damaged: it differs from the record that the commit was made with. To continue without the"
+                f" metrics so far: mv {path} {path}.damaged"
             )
 
     @hookimpl

@@ -114,7 +114,8 @@ def commit_of(path: Path, step: int | None) -> Path | None:
 
 
 def source_in(directory: Path) -> Source | None:
-    """Return the model in the directory itself, or None without one."""
+    """Return the model in the directory itself, or None without one. Raises CheckpointError for a torn commit."""
+    rollout_id = int(read_state(_sized(directory))["rollout_id"]) if is_checkpoint(directory) else None
     if not (directory / "config.json").is_file():
         return None
     has_hf = any((directory / name).is_file() for name in _WEIGHTS)
@@ -122,11 +123,11 @@ def source_in(directory: Path) -> Source | None:
     megatron = folder if (folder / "metadata.json").is_file() else None
     if not (has_hf or megatron):
         return None
-    rollout_id = int(read_state(directory)["rollout_id"]) if is_checkpoint(directory) else None
     return Source(directory, has_hf, megatron, rollout_id)
 
 
 def _sized(commit: Path) -> Path:
+    """Return the commit. Raises CheckpointError if a file is missing or has another size."""
     for name, described in read_manifest(commit)["files"].items():
         file = commit / name
         if not file.is_file() or file.stat().st_size != described["size"]:

@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 FORMAT = "slime-checkpoint-1"
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
 _NAME = re.compile(r"rollout_(\d+)(\.\d+)?")
+_PARTIAL = ".partial-"
+"""Prefix of the name of a commit that is being written or deleted."""
 _OWN = "digest"
 """Manifest entry that holds the digest of the other entries."""
 _MOST_TIMES = 100
@@ -80,9 +82,10 @@ class CheckpointStore:
         Raises:
             CheckpointError: The file system refused; earlier commits are intact.
         """
-        before = self._of(rollout_id)
+        # Several if a run was killed while it rewrote a commit.
+        before = [path for path in self.commits() if rollout_of(path) == rollout_id]
         target = self._next(rollout_id, before)
-        partial = self.root / f".partial-{target.name}"
+        partial = self.root / f"{_PARTIAL}{target.name}"
         try:
             if partial.exists():
                 _remove_commit(partial)
@@ -113,10 +116,6 @@ class CheckpointStore:
             raise CheckpointError(f"cannot save to {target}: {error}; {way_out}") from error
         self._prune(keep, spared)
         return target
-
-    def _of(self, rollout_id: int) -> list[Path]:
-        """Return the commits after a rollout: one, or several if a run was killed while it rewrote a commit."""
-        return [path for path in self.commits() if rollout_of(path) == rollout_id]
 
     def _next(self, rollout_id: int, before: list[Path]) -> Path:
         """Return the directory of the next commit after a rollout. Raises CheckpointError after too many rewrites."""
@@ -152,7 +151,7 @@ class CheckpointStore:
         try:
             self._point_to(commit.name)
             older = [path for path in self.commits() if rollout_of(path) < rollout_of(commit)]
-            for path in [*reversed(self.commits()), *self.root.glob(".partial-rollout_*")]:
+            for path in [*self.root.glob(f"{_PARTIAL}rollout_*"), *reversed(self.commits())]:
                 if path not in (*older, self.root / commit.name):
                     _remove_commit(path)
             ledgers = [read_commit(path) for path in self.commits()]
@@ -230,12 +229,12 @@ class CheckpointStore:
 def _remove_commit(commit: Path) -> None:
     """Delete a commit; files that others have added to it are kept next to it. Raises OSError."""
     if not commit.name.startswith("."):
-        partial = commit.with_name(f".partial-{commit.name}")
+        partial = commit.with_name(f"{_PARTIAL}{commit.name}")
         if partial.exists():  # left by a killed process
             _remove_commit(partial)
         commit = commit.rename(partial)
     is_ours = lambda name: bool(in_commit(commit.parent, f"{commit.name}/{name}"))  # noqa: E731
-    remove_made(commit, is_ours, commit.with_name(f"kept-{commit.name[9:]}"))
+    remove_made(commit, is_ours, commit.with_name(f"kept-{commit.name.removeprefix(_PARTIAL)}"))
 
 
 def in_commit(root: Path, name: str) -> bool | None:
@@ -244,7 +243,7 @@ def in_commit(root: Path, name: str) -> bool | None:
     In an incomplete commit, every file counts as written by it.
     """
     commit, _, file = name.partition("/")
-    if not file or not _NAME.fullmatch(commit.removeprefix(".partial-")):
+    if not file or not _NAME.fullmatch(commit.removeprefix(_PARTIAL)):
         return None
     try:
         return file in (MANIFEST, *read_manifest(root / commit)["files"])
@@ -261,8 +260,8 @@ def remove_made(directory: Path, is_ours: Callable[[str], bool], kept: Path) -> 
     files = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
     foreign = [name for path in files if not is_ours(name := path.relative_to(directory).as_posix())]
     if foreign:
-        names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-        kept = next(free for suffix in names if not (free := kept.with_name(kept.name + suffix)).exists())
+        suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        kept = next(free for suffix in suffixes if not (free := kept.with_name(kept.name + suffix)).exists())
         for name in foreign:
             (kept / name).parent.mkdir(parents=True, exist_ok=True)
             os.rename(directory / name, kept / name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import select
 import sys
 import threading
 from collections.abc import Sequence
@@ -127,11 +128,19 @@ def _guarded(argv: list[str], termination: Termination | None) -> int:
         print(f"slime: {'ended by SIGTERM' if asked else 'interrupted'}", file=sys.stderr)
         return TERMINATED if asked else INTERRUPTED
     except BrokenPipeError:
+        closed = select.poll()
+        for stream in (sys.stdout, sys.stderr):
+            closed.register(stream, 0)  # reports nothing but the end of the reader
+        if not closed.poll(0):
+            raise  # another pipe of the command is broken
         # The reader (`head`, say) has left; a second write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0 if command is None or command.only_prints else CLOSED_PIPE
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(plain(f"slime: error: {stop.code}"), file=sys.stderr)
+        return 1
 
 
 def _run(command: Command, argv: list[str]) -> int:

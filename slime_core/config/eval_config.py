@@ -155,18 +155,22 @@ def _from_args(args: Args) -> dict[str, object]:
 
 
 def _inherited(s: Settings) -> None:
-    """Evaluation uses what training uses unless told otherwise."""
+    """Evaluation has training's reward key and rollout function if it is given none of its own."""
     a = s.args
     if a.eval_reward_key is None and a.reward_key is not None:
         s.derive("eval_reward_key", a.reward_key, "reward_key")
     if a.eval_function_path is None and s.is_given("rollout_function_path"):
         s.derive("eval_function_path", a.rollout_function_path, "rollout_function_path")
-    if a.resume is not None and s.command not in ("eval", "show"):
-        raise ConfigError(f"{s.cite('resume')} is for slime eval; slime {s.command} goes on with --load RUN.")
+
+
+def _resumed(s: Settings) -> None:
+    """Only an evaluation continues with `--resume`."""
+    if s.args.resume is not None and s.command not in ("eval", "show"):
+        raise ConfigError(f"{s.cite('resume')} is for slime eval; slime {s.command} continues with --load RUN.")
 
 
 def _datasets(s: Settings) -> None:
-    """`args.eval_datasets`, and something to evaluate when asked to."""
+    """Fill in `args.eval_datasets`; an evaluation needs data."""
     a = s.args
     if s.is_absent("eval_config"):
         return
@@ -193,6 +197,7 @@ def _answers_are_bounded(s: Settings) -> None:
 
 RULES: tuple[Rule, ...] = (
     _inherited,
+    _resumed,
     Exclusive("eval_config", "eval_prompt_data"),
     _datasets,
     _answers_are_bounded,

@@ -183,7 +183,7 @@ def words(flag: argparse.Action, value: object) -> list[str]:
     name = flag.option_strings[0]
     if flag.nargs == 0:
         if not value and not off_names(flag):
-            raise ValueError("false cannot be said on its command line, only true; remove it")
+            raise ValueError("this flag can only be set to true; remove it")
         return [name if value else off_names(flag)[0]]
     if takes_list(flag) and not (isinstance(flag, OneOrMore) and isinstance(value, str)):
         return [name, *(_text(flag, item) for item in _items(value))]

@@ -187,7 +187,7 @@ def _add_file(layered: Layered, path: str, cited: str, *, files: bool, own_keys:
 
 
 def _add_key(layered: Layered, key: str, item: Item, seen: dict[str, tuple[str, str]], *, own: bool) -> None:
-    """Add one entry of a file; `seen` has the settings that the file has set, by name."""
+    """Add one entry of a file or of `--set custom.NAME`; `seen` has the settings that the file has set, by name."""
     name, origin = key.replace("-", "_"), Origin("file", item.where)
     setting = switched_off().get(name, respelled().get(name, name))
     if setting == "config" or (key == "set" and not own):
@@ -240,12 +240,12 @@ def _apply_set(layered: Layered, text: str) -> None:
     keys = [k.strip() for k in path.split(".")]
     root = keys[0].replace("-", "_")
     specs = flag_specs()
-    if not equals or not all(keys):
+    if not equals or not all(keys) or (root == CUSTOM_KEY and len(keys) != 2):
         raise ConfigError(f"--set {text!r} (flag): expected NAME.KEY=VALUE, e.g. plugins.math.tolerance=1e-6")
     if len(keys) == 1 and root in specs:
         raise ConfigError(f"--set {text!r} (flag): {root} is a setting of its own; use {specs[root].flag}.")
-    if root == CUSTOM_KEY and len(keys) == 2:
-        layered.custom[keys[1]] = Entry(_scalar(text, raw), FLAG)
+    if root == CUSTOM_KEY:
+        _add_key(layered, keys[1], Item(_scalar(text, raw), f"--set {path}"), {}, own=True)
         return
     if root not in specs or specs[root].kind != "mapping":
         mappings = ", ".join(n for n, s in specs.items() if s.kind == "mapping")

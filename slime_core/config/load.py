@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from slime_core.config import eval_config
 from slime_core.config.flags import SettingsParser
@@ -30,9 +30,6 @@ from slime_core.config.yaml_file import dump_value
 from slime_core.distributions import BUNDLE, AllowList, entry_points, offered, provided
 from slime_core.errors import ConfigError
 from slime_core.secrets import learn_environment, learn_flags, refuse_marks
-
-if TYPE_CHECKING:
-    from slime_core.config.settings import Settings
 
 logger = logging.getLogger(__name__)
 

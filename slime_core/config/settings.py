@@ -67,7 +67,7 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 def left_out(cited: str) -> str:
     """Return the warning about a missing file, which `cited` names."""
-    return f"{cited}: no such file here, so what it says is not looked at"
+    return f"{cited}: no such file here, so its settings are left out"
 
 
 @dataclass

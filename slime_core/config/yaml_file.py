@@ -209,7 +209,11 @@ def dump_value(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else (".inf" if value > 0 else "-.inf")
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_quoted(str(k))}: {dump_value(v)}" for k, v in value.items()) + "}"
+        pairs = (
+            f"{dump_value(k) if isinstance(k, int | float) else _quoted(str(k))}: {dump_value(v)}"
+            for k, v in value.items()
+        )
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(dump_value(v) for v in value) + "]"
     return json.dumps(value)

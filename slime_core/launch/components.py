@@ -162,7 +162,7 @@ class Resolver:
         return caller
 
     def workers(self) -> Workers:
-        """The worker processes of plain rewards; they start at the first call. Raises PluginNotFoundError."""
+        """Return the worker processes of plain rewards; the first call starts them. Raises PluginNotFoundError."""
         if self._workers is None:
             size = min(4, os.cpu_count() or 1) if self.args.rm_workers is None else self.args.rm_workers
             make: Callable[..., Workers] = provided("slime.api", "reward_processes")

@@ -1,7 +1,7 @@
 """The inline launcher: every stage in this process (with several trainer processes, in rank 0's); pdb works.
 
-`train` resolves, prepares, builds, resumes, runs the loop and cleans up, in that order; whatever is wrong with the
-settings ends it before a model is loaded. What every launcher does with the parts it built is in `launch/drive.py`.
+`train` resolves, prepares, builds, resumes, runs the loop and cleans up, in that order; a wrong setting ends it before
+a model is loaded. `launch/drive.py` has the steps that every launcher shares.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slime_core.weights.collective import FollowingWeights
 
 
 def train(settings: Settings) -> dict[str, object]:
-    """`slime train` and `slime sft`: returns the summary (empty on ranks that another process started or leads)."""
+    """Train, and return the summary: empty on ranks that another process started or leads."""
     started, args = time.perf_counter(), settings.args
     run = prepare(settings)
     if args.preflight and is_leader() and not is_rank():
@@ -104,7 +104,7 @@ def _drive(
 
 
 def _follow(run: Prepared, trainers: Trainers) -> dict[str, object]:
-    """A process other than rank 0: what rank 0 says, with nothing recorded."""
+    """Run the calls that rank 0 announces; record nothing."""
     with drain.outliving():
         Follower(trainers, build_learner(run, trainers), FollowingWeights(run.args, trainers.actor)).run()
     return {}

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,15 @@ class Journal:
     @named("checkpoint of {0}", deadline="save_timeout", then="the process ends (--save-timeout)", stop=True)
     def save(self, rollout_id: int) -> None:
         """Commit a checkpoint. Raises CheckpointError."""
-        state = {**self.facts(), "evals": self.evals, "seconds": self.seconds(), "plugins": self.plugins}
-        states = [s for s in self.hooks.slime_save_state() if s]
-        state["plugin_state"] = _merged(states)
-        writers = [partial(_write, write, rollout_id) for write in self.writers]
-        state["scores"] = self.scores
+        state = {
+            **self.facts(),
+            "evals": self.evals,
+            "seconds": self.seconds(),
+            "plugins": self.plugins,
+            "plugin_state": _merged([found for found in self.hooks.slime_save_state() if found]),
+            "scores": self.scores,
+        }
+        writers = [lambda directory, write=write: write(directory, rollout_id) for write in self.writers]
         self.checkpoint = self.store.commit(
             rollout_id, state, writers, keep=self.args.keep_checkpoints, spared=self.best(rollout_id)
         )
@@ -146,7 +149,3 @@ def _merged(states: list[Any]) -> dict[str, object]:
                 f"a plugin's hook slime_save_state returned {state!r:.200}; expected a mapping of JSON values: {error}"
             ) from error
     return merged
-
-
-def _write(write: Callable[[Path, int], None], rollout_id: int, directory: Path) -> None:
-    write(directory, rollout_id)

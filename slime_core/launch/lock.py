@@ -4,8 +4,8 @@ The kernel releases a lock when its holder dies, however it dies. An earlier run
 at any moment loses nothing; the next command in the directory finishes what was begun::
 
     RUN_DIR/.replacing     some of the earlier run's entries; the others are still in their places
-    RUN_DIR/.replaced      all of them; the new run writes, and comes to its first record or ends without
-    RUN_DIR/.dropped       those of the earlier run, or of the one without a record, while they are deleted
+    RUN_DIR/.replaced      all of them, until the new run has its first record, or ends without one
+    RUN_DIR/.dropped       entries being deleted: of the earlier run, or of a new run that ended without a record
     RUN_DIR/kept           files among them that slime did not write
 """
 
@@ -55,9 +55,8 @@ def sole_writer(args: Args) -> Iterator[None]:
 
 
 def finish_replacing(args: Args) -> None:
-    """Settle what a run that was killed while it replaced another has left behind. Raises ConfigError, as above."""
-    places = {run_dir_of(args), Path(args.save or run_dir_of(args))}
-    if any((place / name).is_dir() for place in places for name in (_MOVING, _MOVED, _DROPPED)):
+    """Finish the replacement that a killed run had begun. Raises ConfigError if another run holds the lock."""
+    if any((place / name).is_dir() for place in _places(args) for name in (_MOVING, _MOVED, _DROPPED)):
         with sole_writer(args):
             pass
 
@@ -67,10 +66,10 @@ def open_run_dir(args: Args, *, resume: bool) -> None:
 
     Args:
         args: The run's settings.
-        resume: The records there are this run's.
+        resume: The records there belong to this run, which continues.
 
     Raises:
-        ConfigError: It holds a run that must not be touched, or cannot be written.
+        ConfigError: The directory holds a run that must not be touched, or cannot be written.
     """
     used, run_dir = check_run_dir(args, resume=resume), run_dir_of(args)
     try:
@@ -85,7 +84,7 @@ def open_run_dir(args: Args, *, resume: bool) -> None:
 
 def settle_replaced(args: Args) -> None:
     """Delete the run that was moved aside if the new one has a record; else put it back."""
-    places = list(dict.fromkeys((run_dir_of(args), Path(args.save or run_dir_of(args)))))
+    places = _places(args)
     _delete_dropped(places)
     moved = [place for place in places if (place / _MOVED).is_dir()]
     records = (path for pattern in _RECORDS for path in run_dir_of(args).glob(pattern))
@@ -101,6 +100,11 @@ def settle_replaced(args: Args) -> None:
         _move(list(aside.iterdir()), aside.parent)
         aside.rmdir()
     _delete_dropped(places)
+
+
+def _places(args: Args) -> list[Path]:
+    """Return the directories that hold the run's entries: the run directory and that of `--save`."""
+    return list(dict.fromkeys((run_dir_of(args), Path(args.save or run_dir_of(args)))))
 
 
 def _move_aside(used: list[Path]) -> None:
@@ -149,11 +153,13 @@ def file_lock(path: Path, *, deadline: float, refusal: str) -> Iterator[None]:
                 if time.monotonic() >= end:
                     raise ConfigError(f"{refusal} (lock {path}{_holders(path)})") from None
                 time.sleep(_POLL)
+            except OSError as error:  # some cluster file systems have no locks
+                raise ConfigError(f"{path} cannot be locked: {error}; choose another file system") from error
         yield
 
 
 def _holders(path: Path) -> str:
-    """The processes of this host that have the file open, as far as this user may see them."""
+    """Return, for a message, the processes of this host that have the file open, if this user may see them."""
     import psutil
 
     found = []

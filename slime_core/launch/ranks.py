@@ -169,8 +169,6 @@ def as_rank() -> Iterator[None]:
 
 FOLDER = "ranks"
 """Folder of the run directory with the output of all ranks except 0."""
-PARENT = "RANK_OF_SLIME"
-"""Environment variable with the id of the process that started this rank."""
 GRACE_S = 30.0
 """Seconds from the signal that ends a rank to SIGKILL; rank 0 stops its engines in this time."""
 _LEFTOVER_S = 10.0
@@ -196,17 +194,17 @@ def start_ranks(run: Prepared) -> dict[str, object]:
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [_guarded(rank, folder) for rank in range(count)]
     # Inside the run directory, so that the origin of a folder left behind by a kill is clear.
-    with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory(prefix=".errors-", dir=folder) as errors:
+    with Drain(args.drain_timeout) as draining, tempfile.TemporaryDirectory(prefix=".errors-", dir=folder) as reports:
         draining.on_ask(lambda: _tell(ranks, draining))
         try:
             for number, rank in enumerate(ranks):
-                rank.start(command, _environment(run, number, store.port, errors))
+                rank.start(command, _environment(run, number, store.port, reports))
             assert all(rank.child for rank in ranks)
             with waiting(f"{count} ranks to end", deadline=None, then="each has deadlines of its own"):
                 _wait(ranks)
         finally:
             _end(ranks)
-        ends = {number: RankEnd.of(rank, Path(errors, str(number))) for number, rank in enumerate(ranks)}
+        ends = {number: RankEnd.of(rank, Path(reports, str(number))) for number, rank in enumerate(ranks)}
         if draining.asked and ASKED_TO_END in {end.status for end in ends.values()}:
             # There was nothing to commit yet, or rank 0 took too long.
             draining.late = True
@@ -226,19 +224,19 @@ def _guarded(rank: int, folder: Path) -> Guarded:
     )
 
 
-def _environment(run: Prepared, rank: int, port: int, errors: str) -> dict[str, str]:
+def _environment(run: Prepared, rank: int, port: int, reports: str) -> dict[str, str]:
     """Return a rank's environment: torchrun's variables, and those that slime's ranks also inherit."""
     args, count = run.args, run.processes
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "ROLE_RANK": rank}
     sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": 1, "ROLE_WORLD_SIZE": count}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    torch = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(errors, str(rank))}
-    ours: dict[str, object] = {PARENT: os.getpid(), ROLLOUTS: args.num_rollout}
+    agent = {**meeting, "TORCHELASTIC_RESTART_COUNT": 0, ERROR_FILE: Path(reports, str(rank))}
+    ours: dict[str, object] = {ROLLOUTS: args.num_rollout}
     if not args.save:  # outputs/train already holds a run when a rank looks for a free directory
         ours["SLIME_RUN_DIR"] = args.run_dir
     if not args.num_threads and "OMP_NUM_THREADS" not in os.environ:  # their share of the cores
         ours["OMP_NUM_THREADS"] = max(1, len(os.sched_getaffinity(0)) // count)
-    return {**os.environ, **{name: str(value) for name, value in {**place, **sizes, **torch, **ours}.items()}}
+    return {**os.environ, **{name: str(value) for name, value in {**place, **sizes, **agent, **ours}.items()}}
 
 
 def _wait(ranks: Sequence[Guarded]) -> None:

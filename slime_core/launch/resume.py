@@ -60,8 +60,12 @@ def how_to_go_on(args: Args, rollouts: int, *, committed: bool) -> str:
 
 
 def _loads_own(args: Args) -> bool:
-    own = {Path(p).resolve() for p in (args.save, args.run_dir) if p}
-    return args.load is not None and Path(args.load).resolve() in own
+    return args.load is not None and Path(args.load).resolve() in _own_places(args)
+
+
+def _own_places(args: Args) -> set[Path]:
+    """Return the directories that this run writes to."""
+    return {Path(place).resolve() for place in (args.save, args.run_dir) if place}
 
 
 def _initial(args: Args) -> Path | None:
@@ -81,8 +85,7 @@ def goes_on(settings: Settings, commit: Path | None) -> bool:
     args = settings.args
     if not args.load:
         return False
-    places = {Path(place).resolve() for place in (args.save, args.run_dir) if place}
-    if commit is not None and not places.isdisjoint(commit.resolve().parents):
+    if commit is not None and not _own_places(args).isdisjoint(commit.resolve().parents):
         return True
     config, own = run_dir_of(args) / CONFIG, settings.to_yaml(directory=os.getcwd())
     if not config.is_file():  # killed while its processes started: only their output exists

@@ -93,7 +93,7 @@ _DRESS = re.compile(r"\\?\$|\\left|\\right|\\displaystyle")
 
 
 def as_number(text: str) -> Fraction | None:
-    r"""The exact value; None of what is no single number.
+    r"""Return the exact value of a text; None if it is not a single number.
 
     Integers with thousands separated by `,`, `{,}`, `\,` or a space; decimals; `1e3` and `1 \times 10^3`; fractions and
     mixed numbers with `/` or `\frac`; with a sign, dollars and LaTeX's spaces around them. Digits of any script.
@@ -114,7 +114,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def same_number(one: str, other: str) -> bool | None:
-    """Whether both are the same number; None where one of them is no number."""
+    """Return whether both are the same number; None if one of them is not a number."""
     values = as_number(one), as_number(other)
     return None if None in values else values[0] == values[1]
 
@@ -124,7 +124,7 @@ def _decimal(text: str) -> Fraction:
 
 
 def _scaled(value: Fraction, exponent: str) -> Fraction | None:
-    """Value times 10 to the exponent; None where that would have too many digits to be an answer."""
+    """Return the value times 10 to the exponent; None if the result has too many digits to be an answer."""
     power = int(exponent)
     return value * Fraction(10) ** power if abs(power) <= _LARGEST_EXPONENT else None
 

@@ -118,7 +118,7 @@ def _unknown(word: str, names: Sequence[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError, which begins with the command's name, where argparse would print its usage and exit."""
+    """A parser that raises ConfigError, beginning with the command's name, instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError, with the choice that was probably meant."""

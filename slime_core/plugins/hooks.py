@@ -93,7 +93,7 @@ def guard(manager: pluggy.PluginManager, plugin: object, label: Callable[[str], 
             if awaited:
                 continue  # its error fails the sample
             if is_async(one.function):
-                raise PluginLoadError(f"{named} is `async`, and nobody awaits it; make it a plain `def`")
+                raise PluginLoadError(f"{named} is `async`, but its result is not awaited; make it a plain `def`")
             function = guarded(one.function, named)
             one.function = _unused(function, named) if returns == "None" else function  # type: ignore[misc]
 

@@ -101,7 +101,10 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
         _search_first(ref.folder / "src" if (ref.folder / "src").is_dir() else ref.folder)
     try:
         module = import_module(module_name.strip(), subject)
-        obj = attribute(module, attr.strip(), subject) if attr else _module_object(module, kind, subject)
+        if attr:
+            obj = attribute(module, attr.strip(), subject)
+        else:
+            obj = module if kind is None else canonical_attribute(module, kind, subject)
     except PluginNotFoundError as error:
         raise PluginLoadError(f"{error} (entry point {ref.target!r} of {ref.origin})") from error
     except PluginLoadError as error:
@@ -116,10 +119,6 @@ def load_ref(ref: ComponentRef, kind: Kind | None, subject: str) -> tuple[Any, M
             " another distribution has a module of that name"
         )
     return obj, module
-
-
-def _module_object(module: ModuleType, kind: Kind | None, subject: str) -> object:
-    return module if kind is None else canonical_attribute(module, kind, subject)
 
 
 def attribute(module: ModuleType, dotted: str, subject: str) -> Any:
@@ -155,9 +154,8 @@ def canonical_attribute(
     named = [name for name in (*own, *customs, *kind.canonical) if hasattr(module, name)]
     fitting = [name for name in candidates if fits(getattr(module, name))]
     # A helper may have such a name. If no object fits, the error message is about the object with the right name.
-    for name in [n for n in named if fits(getattr(module, n))] or named:
-        return getattr(module, name)
-    for names in (candidates, fitting):
+    best = [name for name in named if fits(getattr(module, name))] or named
+    for names in (best[:1], candidates, fitting):
         if len(names) == 1:
             return getattr(module, names[0])
     wanted = " or ".join(kind.canonical[:2])

@@ -55,7 +55,7 @@ def options(args: Args | None, name: str, model: type[Model]) -> Model:
     """Return the user's options for plugin `name`, as its model with defaults filled in.
 
     Args:
-        args: The run's settings; without `plugins` (a test's namespace, None) every option has its default.
+        args: The run's settings; None, in a test, gives every option its default.
         name: The component's registered name; for a component chosen by path, the file's stem.
         model: The component's `Options`.
 

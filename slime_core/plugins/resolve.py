@@ -1,4 +1,4 @@
-"""Turns the string a user wrote into the object it names: one grammar for every flag that selects a component.
+"""Turn the string a user wrote into the object it names: one grammar for every flag that selects a component.
 
 ======================  ====================================================================================
 `name`                  registered component of that name
@@ -96,7 +96,7 @@ def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None
 
 
 def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = None) -> ComponentRef | None:
-    """The registered component `spec` names, without importing it; None when it names a module or a file.
+    """Return the registered component that `spec` names, not imported; None if it names a module or a file.
 
     Raises:
         PluginNotFoundError: The spec has the shape of a name that is not registered, or no known shape.
@@ -128,7 +128,7 @@ def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = 
 
 
 def absolute_spec(spec: str, base: str | Path | None = None) -> str:
-    """The spec with a file's path made absolute against `base` (default: working directory); others unchanged."""
+    """Return the spec with a file's path made absolute against `base` (by default the working directory)."""
     match = _FILE.fullmatch(spec.strip())
     if match is None:
         return spec
@@ -137,7 +137,7 @@ def absolute_spec(spec: str, base: str | Path | None = None) -> str:
 
 
 def with_list_function(kind: str, spec: str, origin: str = "") -> str:
-    """The spec of a file, with the file's function of a list of samples where it has one and the spec names none.
+    """Return the spec; to a file without a function's name, add its function of a list of samples if it has one.
 
     Raises:
         PluginNotFoundError: There is no such file.
@@ -227,7 +227,7 @@ def _warn(text: str) -> None:
 
 
 def _prefix(row: Kind, spec: str, registry: Registry | None) -> str:
-    """The kind's prefix that `spec` begins with; empty when the whole spec is a registered name, or no name."""
+    """Return the kind's prefix of `spec`; an empty string if the whole spec is a registered name, or no name."""
     prefix = next((p for p in row.prefixes if spec.startswith(p) and len(spec) > len(p)), "")
     if not prefix or not _NAME.fullmatch(spec):
         return ""
@@ -236,7 +236,7 @@ def _prefix(row: Kind, spec: str, registry: Registry | None) -> str:
 
 
 def _is_distribution(left: str, registry: Registry) -> bool:
-    """True when `left:name` means a distribution: it offers plugins, or is no importable module name."""
+    """Return True if `left:name` means a distribution: it offers plugins, or cannot be a module's name."""
     if "-" in left:
         return True
     known = [*registry, *registry.left_out]

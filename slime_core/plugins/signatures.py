@@ -174,7 +174,7 @@ def constructor_values(
 
 
 def asks_by_name(cls: type) -> bool:
-    """Return True if the constructor has parameters besides the run's settings, or none at all."""
+    """Return True if the constructor has required parameters besides the run's settings."""
     signature = signature_of(cls)
     parameters = signature.parameters.values() if signature else ()
     return any(p.kind not in _VARIABLE and not _is_settings(p) and p.default is p.empty for p in parameters)

@@ -54,10 +54,16 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ConfigError("no"), 2), (PluginNotFoundError("no"), 2), (CheckpointError("no"), 1), (SlimeError("no"), 1)],
+    [
+        (ConfigError("no"), 2),
+        (PluginNotFoundError("no"), 2),
+        (CheckpointError("no"), 1),
+        (SlimeError("no"), 1),
+        (SystemExit("no"), 1),
+    ],
 )
 def test_errors_are_one_line_and_a_status(
-    error: SlimeError, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(argv: list[str]) -> int:
         raise error
@@ -75,6 +81,19 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
     with pytest.raises(ZeroDivisionError):
         frame.main(["config"])
+
+
+def test_a_broken_pipe_of_the_command_is_not_taken_for_a_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(argv: list[str]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("slime_core.plugins.commands.load", lambda argv: Command(stop))
+    reader, writer = os.pipe()
+    with open(reader), open(writer, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        with pytest.raises(BrokenPipeError):
+            frame.main(["config"])
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:

@@ -37,16 +37,16 @@ def once():
 
 def whom():
     """This process; with several ranks, the one that started them, or that and all ranks."""
-    parent = int(os.environ.get("RANK_OF_SLIME", "0"))
-    if not parent:
+    if "RANK_PID_OF_SLIME" not in os.environ:
         return [os.getpid()]
+    parent = psutil.Process().parents()[2].pid  # beyond the two processes of the guard
     if os.environ["WHOM"] == "parent":
         return [parent]
     return [parent, *(child.pid for child in psutil.Process(parent).children(recursive=True))]
 
 def sampled(args, sample):
     """Called for each sample, when its response is there."""
-    if once() and "RANK_OF_SLIME" in os.environ:  # whoever is to tell this rank may be late, and the run over
+    if once() and "RANK_PID_OF_SLIME" in os.environ:  # whoever is to tell this rank may be late, and the run over
         until_asked()
 
 def until_asked():

@@ -152,7 +152,7 @@ def _truncated_sampling(s: Settings) -> None:
 
 
 def _off_policy(s: Settings) -> None:
-    """What OPSM needs to act."""
+    """OPSM acts only if a step may start away from its old policy."""
     a = s.args
     starts_at_old = not a.use_rollout_logprobs and a.proximal_policy == "recompute"
     if a.use_opsm and a.num_steps_per_rollout == 1 and starts_at_old:
@@ -178,7 +178,7 @@ def _routing_replay(s: Settings) -> None:
 
 
 def _reference(s: Settings) -> None:
-    """Where the reference comes from. In the reward only k1 fits; as a loss, see `RULES` and docs/concepts/kl.md."""
+    """The reference is the initial model by default. In the reward only k1 fits; see docs/concepts/kl.md."""
     a = s.args
     if a.kl_coef and not s.is_given("kl_loss_type"):
         s.derive("kl_loss_type", "k1", "kl_coef")

@@ -1,9 +1,9 @@
-"""What every section of settings is made of: a pydantic base, the annotation that spells a flag, and forms of rules.
+"""The parts of every section of settings: a pydantic base, the annotation that spells a flag, and forms of rules.
 
 A section is a class with one attribute per flag; the string under the attribute is the flag's help. `schema.Args`
 inherits all sections, so attributes are flat. A flag's spelling is derived from the attribute's name and type; `Flag`
-is needed only where that is not enough. What the settings of a section may not say, and what follows from them, stands
-below it: `RULES`, in the order of `config/load.py`.
+is needed only if that is not enough. Below a section are its `RULES`: the values that are refused, and the values that
+follow from others. `config/load.py` orders the rules of all sections.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Flag:
     also: tuple[str, ...] = ()
     """Other flags, without the dashes, for the same setting."""
     holds: Literal["", "path", "pairs", "spec", "marked"] = ""
-    """What of the value a run file names relative to itself: the path it is, perhaps with a slice or a placeholder;
-    the paths of a list of names and paths; a `.py` file in the place of a component's name, which is so for every
-    attribute that ends in `_path`; or texts that begin with `./` and `../`."""
+    """The part of the value that is a path, which a run file gives relative to itself. path: the value, perhaps with a
+    slice or a placeholder; pairs: each second text of a list; spec: a `.py` file in place of a component's name (the
+    default of attributes that end in `_path`); marked: texts that begin with `./` or `../`."""
 
 
 def _all_or_some(value: int) -> int:
@@ -74,34 +74,34 @@ class Section(BaseModel):
 
 
 Rule: TypeAlias = "Callable[[Settings], None]"
-"""Fills in with `s.derive`, warns, or raises ConfigError; never replaces a value that somebody gave. Requirements of
-plugins (an estimator that needs `--normalize-advantages`, say) are checked where the plugin is loaded."""
+"""Function that derives values with `s.derive`, warns, or raises ConfigError. Requirements of plugins, such as an
+estimator that needs `--normalize-advantages`, are checked where the plugin is loaded."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """What ends the command."""
+    """A combination of settings that ends the command."""
 
     when: Callable[[Given], object]
     text: str
-    """`{lr}` is that setting as messages cite it, with its value and origin."""
+    """Message; `{lr}` becomes the setting as `Settings.cite` returns it, with value and origin."""
 
     def __call__(self, s: Settings) -> None:
-        """Raise ConfigError where `when` holds."""
+        """Raise ConfigError if `when` holds."""
         if self.when(s.args):
             raise ConfigError(s.cited(self.text))
 
 
 @dataclass(frozen=True)
 class Exclusive:
-    """A setting that may not stand beside any of some others."""
+    """A setting that excludes some others."""
 
     one: str
     others: str
     text: str = "are both set; use one"
 
     def __call__(self, s: Settings) -> None:
-        """Raise ConfigError for the first of the others that is set, too."""
+        """Raise ConfigError if the setting and one of the others are set."""
         for other in self.others.split():
             if getattr(s.args, self.one) and getattr(s.args, other):
                 raise ConfigError(f"{s.cite(self.one)} and {s.cite(other)} {self.text}.")
@@ -109,7 +109,7 @@ class Exclusive:
 
 @dataclass(frozen=True)
 class NoEffect:
-    """Settings that change nothing where `when` holds: a warning for each that was given."""
+    """Settings that have no effect if `when` holds."""
 
     names: str
     when: Callable[[Given], object]
@@ -117,13 +117,13 @@ class NoEffect:
     """As `Refused.text`."""
 
     def __call__(self, s: Settings) -> None:
-        """Warn."""
+        """Warn of each setting that was given."""
         for name in self.names.split() if self.when(s.args) else ():
             if s.is_given(name) and getattr(s.args, name) not in (None, False):
                 s.warnings.append(f"{s.cite(name)} has no effect {s.cited(self.why)}.")
 
 
 def run_rules(s: Settings, rules: Iterable[Rule]) -> None:
-    """In order: later ones read what earlier ones derived. Raises ConfigError at the first broken one."""
+    """Run the rules in order: a later rule reads values that an earlier one derived. Raises ConfigError."""
     for rule in rules:
         rule(s)

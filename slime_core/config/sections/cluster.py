@@ -72,7 +72,7 @@ def _placement(s: Settings) -> None:
 
 
 def _offloading(s: Settings) -> None:
-    """What gives its memory up while the other side works: with `--offload` and `--colocate` both, unless told."""
+    """With `--offload` or `--colocate` each side frees its memory while the other works, unless a flag disables it."""
     a = s.args
     idle = None
     if s.command in ("eval", "rollout") or a.debug_rollout_only:

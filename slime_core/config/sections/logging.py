@@ -122,7 +122,7 @@ _TEMPLATES = ("load_debug_rollout_data", *_DUMPS, "save_hf")
 
 
 def _half_a_loop(s: Settings) -> None:
-    """Only generating, or only training on saved samples, which `--load-debug-rollout-data` alone means."""
+    """A run may only generate, or only train on saved samples (`--load-debug-rollout-data`)."""
     a = s.args
     loads = a.load_debug_rollout_data is not None
     if loads and s.command not in ("train", "sft", "show"):
@@ -139,7 +139,7 @@ def _half_a_loop(s: Settings) -> None:
 
 
 def _dumps(s: Settings) -> None:
-    """Where samples and train batches are written; no file may replace another one, or what is read."""
+    """Files of samples and train batches differ from each other, and from the files that are read."""
     a = s.args
     if a.dump_details is not None:
         for name, folder in zip(_DUMPS, ("rollout_data", "train_data")):
@@ -155,7 +155,7 @@ def _dumps(s: Settings) -> None:
             continue
         try:
             paths = {os.path.abspath(template.format(rollout_id=number)) for number in (0, 1)}
-        except (KeyError, IndexError, ValueError):
+        except (AttributeError, LookupError, ValueError):
             raise ConfigError(f"{s.cite(name)}: the only placeholder is {{rollout_id}}") from None
         if name in _DUMPS and len(paths) == 1:
             raise ConfigError(f"{s.cite(name)}: rollouts would overwrite each other; put {{rollout_id}} into it")
@@ -167,14 +167,14 @@ def _dumps(s: Settings) -> None:
 
 
 def _by_plugins(s: Settings) -> None:
-    """Hooks do what these ask for; without the distribution that has them nothing would."""
+    """Settings that only hooks of the bundle read need the bundle."""
     extras = {"use_tensorboard": "[tensorboard]", "use_wandb": "[wandb]"}
     for name in (
         (*extras, "shadow_rm_path", "shadow_filter_path", "log_samples", "profile") if installed(BUNDLE) is None else ()
     ):
         if s.is_given(name) and getattr(s.args, name) not in (None, False, [], "none"):
             raise ConfigError(
-                f"{s.cite(name)}: what does that comes with pip install 'slime-rl{extras.get(name, '')}'."
+                f"{s.cite(name)} needs a plugin that is missing; type: pip install 'slime-rl{extras.get(name, '')}'."
             )
 
 

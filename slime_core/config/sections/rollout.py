@@ -218,7 +218,7 @@ def _cannot_shrink(a: Given) -> bool:
 
 
 def _context_of_model(s: Settings) -> None:
-    """Where no length is given, the model's context, which may be very long, bounds prompt and response together."""
+    """Without a given length, the model's context, which may be very long, bounds prompt and response together."""
     a = s.args
     given = [a.rollout_max_response_len, a.rollout_max_context_len]
     given += [a.eval_max_response_len, a.eval_max_context_len] if s.command == "eval" else []
@@ -234,7 +234,7 @@ def _context_of_model(s: Settings) -> None:
 
 
 def context_of(checkpoint: str | None) -> int | None:
-    """`max_position_embeddings` of the checkpoint's configuration; None without a readable one."""
+    """Return `max_position_embeddings` of the checkpoint's configuration; None if it cannot be read."""
     path = Path(checkpoint or "", "config.json")
     if not checkpoint or not path.is_file():
         return None
@@ -242,12 +242,12 @@ def context_of(checkpoint: str | None) -> int | None:
         config = json.loads(path.read_text(encoding="utf-8"))
         found = config.get("text_config", config).get("max_position_embeddings")
     except (ValueError, AttributeError):
-        return None  # the preflight says what is wrong with it
+        return None  # the preflight reports the error
     return found if isinstance(found, int) and found > 1 else None
 
 
 def no_model(checkpoint: str) -> str:
-    """Say why there is no model in a directory without `config.json`."""
+    """Return the reason, for a message, why a directory without `config.json` holds no model."""
     if Path(checkpoint).is_dir():
         return f"--hf-checkpoint {checkpoint} has no config.json: no model in Hugging Face's layout"
     return f"{checkpoint}: no such directory; --hf-checkpoint names one in Hugging Face's layout, or a model of the hub"

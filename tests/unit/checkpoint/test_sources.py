@@ -76,6 +76,12 @@ def test_nothing_there_says_what_was_looked_for(run: Path, tmp_path: Path) -> No
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
     with pytest.raises(CheckpointError, match=r"a checkpoint of Megatron-LM .*: use the HF model"):
         required_source(tmp_path, cite="--ref-load x")
-    (run / "checkpoints/rollout_0000003/model.safetensors").write_text("w")
-    with pytest.raises(CheckpointError, match=r"torn: model.safetensors is missing or not as large"):
-        find_source(run)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
+def test_a_torn_commit_is_refused_by_every_path_that_leads_to_it(run: Path, name: str) -> None:
+    commit = run / "checkpoints/rollout_0000003"
+    (commit / name).write_text("w")
+    for path in (run, commit.parent, commit):
+        with pytest.raises(CheckpointError, match=rf"torn: {name} is missing or not as large"):
+            find_source(path)

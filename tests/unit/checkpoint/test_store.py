@@ -54,6 +54,15 @@ def test_files_that_others_put_into_a_commit_outlive_it(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("kept-*"))) == 2
 
 
+def test_a_commit_and_its_half_deleted_namesake_are_both_rewound(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for rollout_id in range(2):
+        store.commit(rollout_id, {}, [_write("a")])
+    (tmp_path / ".partial-rollout_0000001").mkdir()
+    store.rewind(store.commits()[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "rollout_0000000"]
+
+
 def test_a_full_disk_and_a_missing_directory_have_different_hints(
     tmp_path: Path,
 ) -> None:

@@ -90,7 +90,7 @@ def test_a_name_that_turns_off(shape: dict[str, Any]) -> None:
 
 
 def test_what_cannot_be_said() -> None:
-    with pytest.raises(ValueError, match="false cannot be said"):
+    with pytest.raises(ValueError, match="can only be set to true"):
         words(flag(action="store_true").by_name["x"], False)
     with pytest.raises(ConfigError, match=r"^run.yaml:3: y: Mine 2.0 has no such flag.$"):
         flag().read("y", 1, "run.yaml:3: y")

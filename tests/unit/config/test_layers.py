@@ -109,6 +109,9 @@ def test_plugin_options_merge_and_are_typed() -> None:
     [
         ("plugins.math", "--set 'plugins.math' (flag): expected NAME.KEY=VALUE, e.g. plugins.math.tolerance=1e-6"),
         ("lr=1", "--set 'lr=1' (flag): lr is a setting of its own; use --lr."),
+        ("custom.lr=abc", "--lr 'abc' (--set custom.lr): must be a number"),
+        ("custom.copy=1", "--set custom.copy: 'copy' cannot be an attribute of args; rename it."),
+        ("custom.a.b=1", "--set 'custom.a.b=1' (flag): expected NAME.KEY=VALUE, e.g. plugins.math.tolerance=1e-6"),
         (
             "math.tolerance=1",
             "--set 'math.tolerance=1' (flag): 'math' is not a mapping; for an option of a plugin write"

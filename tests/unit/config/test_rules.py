@@ -257,6 +257,7 @@ REFUSED = [
     ("--load-debug-rollout-data-subsample 0.5", r"needs --load-debug-rollout-data FILE"),
     ("--debug-rollout-only --load-debug-rollout-data d/{rollout_id}", r"--debug-rollout-only.*contradicts"),
     ("--save-debug-rollout-data d/{step}", r"the only placeholder is \{rollout_id\}"),
+    ("--save-debug-rollout-data d/{rollout_id.step}", r"the only placeholder is \{rollout_id\}"),
     ("--save-hf d/{step} --save s --save-interval 1", r"--save-hf.*the only placeholder"),
     ("--save-debug-train-data d.jsonl", r"overwrite each other; put \{rollout_id\} into it"),
     ("--save-debug-rollout-data d/{rollout_id} --save-debug-train-data ./d/{rollout_id}", r"are the same file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from slime_core.checkpoint.store import CheckpointStore
 from slime_core.config.run_files import HEADER
 from slime_core.errors import ConfigError, RecordError
 from slime_core.launch.journal import Journal
-from slime_core.launch.lock import finish_replacing, open_run_dir, settle_replaced
+from slime_core.launch.lock import file_lock, finish_replacing, open_run_dir, settle_replaced
 
 COMMIT = "checkpoints/rollout_0000001"
 OLD = {
@@ -187,7 +188,7 @@ def test_each_kind_of_record_counts(tmp_path: Path, record: str) -> None:
 )
 def test_a_directory_that_is_no_run_is_not_overwritten(tmp_path: Path, project: dict[str, str]) -> None:
     write(tmp_path, project)
-    with pytest.raises(ConfigError, match="not a run's, as far as slime can tell"):
+    with pytest.raises(ConfigError, match="slime cannot tell that a run made this"):
         open_run_dir(settings(tmp_path), resume=False)
     assert files(tmp_path) == project
 
@@ -252,3 +253,15 @@ def test_an_evaluation_writes_nothing_into_a_training_run(tmp_path: Path, held: 
     (run / held).rmdir()
     with own_directory(args, "eval"):
         assert (run / ".lock").exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with (
+        pytest.raises(ConfigError, match=r"\.lock cannot be locked: .* not implemented; choose another file system"),
+        file_lock(tmp_path / ".lock", deadline=0.0, refusal="no"),
+    ):
+        pass

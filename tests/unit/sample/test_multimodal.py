@@ -109,7 +109,15 @@ def test_images_that_the_trainer_could_not_see_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [[1], {"a": "text"}, {"a": {"dtype": "float32", "shape": [3], "base64": "AAAA"}}, {"a": {"shape": [1]}}]
+    "value",
+    [
+        [1],
+        {"a": "text"},
+        {"a": [2**63]},
+        {"a": [1e300]},
+        {"a": {"dtype": "float32", "shape": [3], "base64": "AAAA"}},
+        {"a": {"shape": [1]}},
+    ],
 )
 def test_what_are_no_train_inputs_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="multimodal_train_inputs"):

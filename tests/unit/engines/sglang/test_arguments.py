@@ -88,7 +88,7 @@ def test_overrides_lie_above_settings_and_below_slime() -> None:
         ("", {"ep": 1, "ep_size": 2}, "m.yaml:3: 'ep_size' is already set as 'ep'; remove one"),
         ("", {"tensor_parallel_size": 2}, "m.yaml:3: tp_size 2 is slime's to set: --rollout-num-gpus-per-engine is"),
         ("", {"load_balance_method": "x"}, r"m.yaml:3: load_balance_method 'x': .*\(choose from 'auto', "),
-        ("", {"enable_lora": False}, "m.yaml:3: enable_lora: false cannot be said on its command line"),
+        ("", {"enable_lora": False}, "m.yaml:3: enable_lora: this flag can only be set to true"),
     ],
 )
 def test_what_is_refused(argv: str, overrides: dict[str, Any], message: str) -> None:
