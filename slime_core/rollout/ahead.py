@@ -24,18 +24,14 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slime_core.errors import RolloutError, RolloutInterrupted, rollout_name
 from slime_core.protocols import Args
-from slime_core.rollout.stage import RolloutResult
+from slime_core.rollout.stage import RolloutResult, RolloutStage
 from slime_core.rollout.staleness import Verdict, judge, mask_old_tokens, retries, staleness_metrics, version_span
 from slime_core.rollout.state import OpenGroup
 from slime_core.sample import Group
 from slime_core.waits import waiting
-
-if TYPE_CHECKING:
-    from slime_core.rollout.stage import RolloutStage
 
 logger = logging.getLogger(__name__)
 OWNER = "ahead"
