@@ -37,7 +37,7 @@ def l2_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         whole = flat.numel() // _ROW * _ROW
         rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)
         parts += [rows.double(), torch.linalg.vector_norm(flat[whole:])[None].double()]
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(parts[len(parts) > 1 :]))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(parts[1:] or parts))
     return norm
 
 
