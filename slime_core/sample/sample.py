@@ -56,6 +56,10 @@ LARGEST_SCORE = 1e15
 _LONGEST_REASON = 2000
 """Number of characters kept of a failure's reason."""
 _COLUMNS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
+_LISTS = (
+    *(*_COLUMNS, "token_weight_versions", "turns"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"),
+)
 _FINISH_STATUS = {
     "length": SampleStatus.TRUNCATED,
     "abort": SampleStatus.ABORTED,
@@ -376,7 +380,7 @@ class Sample(Attributes):
             self.spec_info.add(meta_info, num_tokens)
 
     def validate(self) -> None:
-        """Raise ValueError if the per-token fields do not have the response's length."""
+        """Raise ValueError if a per-token field is no list or does not have the response's length."""
         length = self.response_length
         if not hasattr(self.tokens, "__len__"):
             raise ValueError(f"{self._name()}: tokens is {type(self.tokens).__name__}; expected a list")
@@ -384,12 +388,12 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: response_length is {length!r}; expected a count")
         if length > len(self.tokens):
             raise ValueError(f"{self._name()}: response_length {length} exceeds {len(self.tokens)} tokens")
-        for name in _COLUMNS:
+        for name in _LISTS:
             if (value := getattr(self, name)) is None:
                 continue
             if not hasattr(value, "__len__"):
                 raise ValueError(f"{self._name()}: {name} is {type(value).__name__}; expected a list")
-            if len(value) != length:
+            if name in _COLUMNS and len(value) != length:
                 raise ValueError(f"{self._name()}: {name} has {len(value)} entries for {length} tokens")
         versions = self.token_weight_versions
         if versions and len(versions) != length:

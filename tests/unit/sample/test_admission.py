@@ -62,6 +62,10 @@ def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
     ]  # fmt: skip
 
 
+LISTS = (
+    *("loss_mask", "rollout_log_probs", "teacher_log_probs", "token_weight_versions", "turns"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"),
+)
 REFUSED: list[tuple[Callable[[], Sample], str]] = [
     (lambda: told(loss_mask=[1, 1, 1, 1]), "loss_mask trains response token 2, which is tool"),
     (lambda: told(loss_mask=[1, "0", 0, 1]), "loss_mask has the entry '0'; each is 0 or 1"),
@@ -84,6 +88,7 @@ REFUSED: list[tuple[Callable[[], Sample], str]] = [
     (lambda: told(rollout_log_probs=[-0.5]), "rollout_log_probs has 1 entries for 4 tokens"),
     (lambda: told(token_weight_versions=[3, 3, NOT_SAMPLED, 2]), "version 2, after one of version 3"),
     (lambda: told(tokens=[3, 4, 5, 6], spans=None), "no prompt tokens"),
+    *((lambda name=name: told(**{name: 5}), f"{name} is int; expected a list") for name in LISTS),
 ]
 
 
