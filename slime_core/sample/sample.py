@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SampleStatus(StrEnum):
-    """The state of a sample; every status except `PENDING` is terminal."""
+    """The state of a sample; `PENDING` and `ABORTED` samples are generated further."""
 
     PENDING = "pending"
     """Not generated, or waiting to be continued."""
@@ -104,7 +104,7 @@ class Sample(Attributes):
     """Reference answer from the data set."""
     reward: float | dict[str, Any] | None = None
     loss_mask: list[int] | None = None
-    """[response_length] 1 on tokens to train; None means all ones."""
+    """[response_length] 1 on tokens to train; None: all tokens that `spans` let train, without spans all."""
     weight_versions: list[str] = field(default_factory=list)
     """Weight version of each engine call."""
     rollout_log_probs: list[float] | None = None
@@ -326,7 +326,7 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: no response tokens {first} to {last}; it has {self.response_length}")
         prompt_length = len(self.tokens) - self.response_length
         self.spans = provenance.withhold(self.known_spans(), prompt_length + first, prompt_length + last, reason)
-        mask = [1] * self.response_length if self.loss_mask is None else list(self.loss_mask)
+        mask = provenance.loss_mask(self.spans, prompt_length) if self.loss_mask is None else list(self.loss_mask)
         mask[first:last] = [0] * (last - first)
         self.loss_mask = mask
 
@@ -440,7 +440,10 @@ class Sample(Attributes):
     def reset_for_retry(self) -> None:
         """Forget the response, so the prompt can be regenerated."""
         self.tokens = self.prompt_tokens
-        told = provenance.part(self.spans or (), 0, len(self.tokens))
+        try:
+            told = provenance.part(provenance.from_json(self.spans or ()), 0, len(self.tokens))
+        except (TypeError, ValueError):  # user code may set any value
+            told = []
         complete = provenance.num_tokens(told) == len(self.tokens)
         self.spans = told if complete and told != self._untold_prompt(len(self.tokens)) else None
         self.response, self.response_length, self.reward, self.sampled_after = "", 0, None, None
