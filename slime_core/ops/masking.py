@@ -172,11 +172,13 @@ def group_members(
     for reward, group, rollout in zip(rewards, group_indices, ids):
         siblings[group][rollout].append(float(reward))
     return {
-        group: {rollout: math.fsum(values) / len(values) for rollout, values in members.items()}
-        for group, members in siblings.items()
+        group: {rollout: _mean(values) for rollout, values in members.items()} for group, members in siblings.items()
     }
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean, without overflow; if all values are equal, exactly that value, whose deviation is then 0."""
+    if values.count(values[0]) == len(values):
+        return values[0]
     size = max(1.0, *(abs(value) / LARGEST_SCORE for value in values))  # 1, which changes no bit, for usual rewards
     return math.fsum(value / size for value in values) / len(values) * size
