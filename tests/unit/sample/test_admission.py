@@ -15,6 +15,7 @@ from slime_data.converted import batch_from_columns
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import RolloutError
+from slime_core.rollout import staleness
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import admission, provenance
 from slime_core.sample.provenance import NOT_SAMPLED, Source, Span
@@ -198,6 +199,10 @@ def test_versions_are_a_column_only_where_a_token_is_stale() -> None:
     assert batch.weight_version == 4
     batch = make_batch(ARGS, 0, [[*fresh, of_versions([3, 4])]], None, weight_version=4)
     assert batch.token_weight_versions == [[4, 4], [4, NOT_SAMPLED, 4], [3, 4]]
+    by_call = of_versions([], weight_versions=["default", 3, "4"])  # a generate function may note numbers
+    assert staleness.version_span([by_call], unknown=4) == (3, 3)
+    batch = make_batch(ARGS, 0, [[*fresh, by_call]], None, weight_version=4)
+    assert batch.token_weight_versions == [[4, 4], [4, NOT_SAMPLED, 4], [3, 3]]
     assert batch.to_rollout_data()["token_weight_versions"] == batch.token_weight_versions
     assert "weight_version" not in batch.to_rollout_data()
 
