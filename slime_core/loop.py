@@ -9,7 +9,7 @@ A launcher (`slime_core/launch`) builds the stages and decides where each one ru
 stage method either finishes before it returns, or returns an awaitable. In synchronous training every method finishes
 before it returns, and nothing is generated ahead. With `--async`, work that is not awaited continues::
 
-    rollout   | r=0 |   r=1   |   r=2   |         generate(r) answers the batch of r; what comes next is generated
+    rollout   | r=0 |   r=1   |   r=2   |         generate(r) returns the batch of r; the next is generated
     train           |  r=0  |wait|  r=1  |        wait: `perf/trainer_wait_time`
     push                    ^            ^        every --update-weights-interval rollouts, after before_push()
     evaluate                |----- r=0 ------|    with --eval-in-background: starts after a push, and the next push

@@ -199,7 +199,7 @@ class Ledger:
                     self._record(key, {"event": TRAINED, "group": key, "rollout": rollout})
 
     def settle(self) -> None:
-        """Record drawn groups that were not taken, given back or dropped as lost; call when nothing is in flight."""
+        """Record every open, unbuffered group as left out by the rollout function; call when nothing is in flight."""
         with self._lock:
             for key in [k for k, state in self._states.items() if state != BUFFERED]:
                 self._drop(key, LEFT_OUT)

@@ -241,10 +241,10 @@ def loss_inputs(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutp
 
 
 def value_loss(args: Args, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
-    """The loss function of one optimizer step over the rank's local `batch`.
+    """Return the critic's loss function of one optimizer step over the rank's local `batch`.
 
     max((V_clip - R)^2, (V - R)^2) with V_clip = V_old + clip(V - V_old, -value_clip, value_clip) (PPO2, Dhariwal et
-    al., 2017). Metrics: `value_loss`, and `value_clipfrac`: how many values moved further than `--value-clip`.
+    al., 2017). Metrics: `value_loss`, and `value_clipfrac`: fraction of values that moved further than `--value-clip`.
     """
 
     def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -275,7 +275,7 @@ def reduced(
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
 ) -> torch.Tensor:
-    """The micro-batch's sum by a reducer, a scalar.
+    """Return the micro-batch's sum by a reducer, a scalar.
 
     Args:
         make: Makes the reducer.

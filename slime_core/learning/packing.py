@@ -12,8 +12,8 @@ without communication.
 Rollouts that do not fill a step are never dropped. They form a last, smaller step. If this step had fewer samples than
 the ranks need (one for each micro-batch), its rollouts join the step before. A batch with too few samples is an error.
 
-The learner runs the steps by `OptimizerSteps`: a loss or gradient that is not finite ends the run. A gradient norm that
-is not finite raises only if the trainer changed the weights all the same; with `skipped_steps` 1 it did not.
+The learner runs the steps by `take_steps`: a loss that is not finite ends the run before its backward pass. A gradient
+norm that is not finite ends the run unless the trainer skipped the step (`skipped_steps` 1).
 """
 
 from __future__ import annotations
@@ -319,15 +319,15 @@ def take_steps(
     with_entropy: bool = False,
     with_logits: bool = False,
 ) -> list[StepResult]:
-    """The result of each step.
+    """Run the optimizer steps and return the result of each.
 
     Args:
-        trainer: Of the actor or the critic.
+        trainer: Trainer of the actor or the critic.
         local: This rank's samples.
-        share: Its part of the schedule.
+        share: This rank's part of the schedule.
         loss_of_step: Number of the step -> its loss function.
         with_entropy: See `protocols.Trainer.train_step`.
-        with_logits: Likewise.
+        with_logits: See `protocols.Trainer.train_step`.
 
     Raises:
         TrainError: A loss or gradient is not finite.
@@ -344,14 +344,14 @@ def take_steps(
 
 
 def over_steps(results: Sequence[StepResult]) -> dict[str, float]:
-    """Mean of each metric over the steps, but for `lr`, which is the last one, and `skipped_steps`, their number."""
+    """Return the mean of each metric over the steps, the last `lr`, and the sum of `skipped_steps`."""
     sums = {name: sum(result.metrics[name] for result in results) for name in results[-1].metrics}
     means = {name: total / (1 if name == "skipped_steps" else len(results)) for name, total in sums.items()}
     return means | ({"lr": results[-1].metrics["lr"]} if "lr" in sums else {})
 
 
 def _checked(loss_fn: LossFn, local: TrainBatch) -> LossFn:
-    """The same function; raises before a backward pass from a loss that is NaN or infinite."""
+    """Return the function with a check that raises TrainError for a loss that is NaN or infinite."""
 
     def checked(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, metrics = loss_fn(output)

@@ -161,9 +161,9 @@ def deviation(values: Sequence[float]) -> float:
 def group_members(
     rewards: Sequence[float], group_indices: Sequence[int], rollout_ids: Sequence[int] | None = None
 ) -> dict[int, dict[int, float]]:
-    """Group -> rollout id -> the member's reward: the mean over its fan-out siblings.
+    """Return group -> rollout id -> the member's reward: the mean over its fan-out siblings.
 
-    What every group statistic starts from. Arguments as in `group_normalize`.
+    Every group statistic starts from it. Arguments as in `group_normalize`.
     """
     ids = list(range(len(rewards))) if rollout_ids is None else list(rollout_ids)
     if not len(rewards) == len(group_indices) == len(ids):

@@ -1,9 +1,9 @@
 """The source of each token of a sample: run-length encoded spans; the loss mask and the turns derived from them.
 
-`sample.py` updates `Sample.spans` with these functions, `trajectory.py` builds on them, and `admission.py` checks the
-spans. Standard library only. Spans cover *all* of `Sample.tokens`, prompt and response; a loss mask covers the
-response. No code sets a mask to 1 directly: a token is trained if the policy sampled it, or if the data gave it as a
-demonstration, and if it is not withheld.
+`sample.py` updates `Sample.spans` with these functions, and `admission.py` checks the spans. Standard library only.
+Spans cover *all* of `Sample.tokens`, prompt and response; a loss mask covers the response. No code sets a mask to 1
+directly: a token is trained if the policy sampled it, or if the data gave it as a demonstration, and if it is not
+withheld.
 
 ::
 
