@@ -114,7 +114,7 @@ def now(work: Coroutine[object, None, T]) -> T:
         value: T = done.value
         return value
     work.close()
-    raise RuntimeError("a stage answered with something to wait for, and no event loop turns")
+    raise RuntimeError("a stage returned an awaitable, and this run has no event loop")
 
 
 async def answer(found: object) -> Any:
@@ -290,7 +290,9 @@ class _Evaluations:
         """Warn of an interrupted evaluation: its weights are gone, so it cannot be repeated. None may be running."""
         if self.interrupted and self._stages.unfinished:
             step = self._stages.unfinished.pop()
-            logger.warning("the evaluation of step %d was interrupted: no metrics of it, nothing has its weights", step)
+            logger.warning(
+                "the evaluation of step %d was interrupted and cannot be repeated: its weights are gone", step
+            )
 
     async def cancel(self) -> None:
         """Cancel the evaluation in the background when the run ends."""

@@ -362,7 +362,7 @@ class RecordedSource:
             logging.getLogger(__name__).warning(
                 "the data source %s handed out %d groups again that were taken or dropped before (group_index %s): they"
                 " train twice, and `slime ledger verify` will refuse the run. Give every group a new group_index, or"
-                " set `replays = True` in the source's class where repeating them is meant",
+                " set `replays = True` in the source's class if it repeats them on purpose",
                 *(type(self._source).__name__, len(again), ", ".join(map(str, again[:4]))),
             )
 

@@ -307,8 +307,8 @@ def _scores(source: str, rewards: Sequence[float], samples: Sequence[Sample]) ->
     bad = [(sample, value) for sample, value in zip(samples, values) if not is_score(value / 1e3)]
     if bad:
         raise RolloutError(
-            f"{source} returned {bad[0][1]} for {_name(bad[0][0])}, and {len(bad) - 1} more like it; expected"
-            f" finite numbers of at most {1e3 * LARGEST_SCORE:g} in size"
+            f"{source} returned {bad[0][1]} for {_name(bad[0][0])} ({len(bad)} of {len(values)} rewards are like it);"
+            f" expected finite numbers of at most {1e3 * LARGEST_SCORE:g} in size"
         )
     return values
 

@@ -45,7 +45,9 @@ _TRAINED_ON = (
     "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "response_length", "tokens",
 )  # fmt: skip
 _trained_on = operator.attrgetter(*_TRAINED_ON)
-DECLARE = "; where that is meant, say so: @declares(EditTraits(edits_samples=True)), or traits = ... in its class"
+DECLARE = (
+    "; if the change is intended, declare it: @declares(EditTraits(edits_samples=True)), or traits = ... in its class"
+)
 
 
 class Drawn(NamedTuple):

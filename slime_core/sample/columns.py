@@ -76,8 +76,9 @@ def sampling_mask_columns(
             ids, offsets = ([] if column is None else list(map(int, column)) for column in told)
             if len(offsets) != len(mask) + 1:
                 raise RolloutError(
-                    f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
-                    " generate functions append_response_tokens(meta_info=...); SGLang has it for a finite top_k only"
+                    f"--use-sampling-mask: sample {sample.index} lacks the ids among which its tokens were sampled; a"
+                    " generate function must call append_response_tokens(meta_info=...), and SGLang returns the ids for"
+                    " a finite top_k only"
                 )
         columns.append((ids, offsets))
     return [ids for ids, _ in columns], [offsets for _, offsets in columns]

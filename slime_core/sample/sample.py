@@ -354,8 +354,8 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: {n} sampled tokens need their log_probs")
         if len(log_probs) != n:
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(log_probs)} log_probs")
-        if n and (math.isnan(sum(log_probs)) or max(log_probs) > 1e-4):
-            raise ValueError(f"{self._name()}: log_probs must be numbers <= 0")
+        if n and (math.isnan(sum(log_probs)) or max(log_probs) > provenance.POSITIVE_LOG_PROB):
+            raise ValueError(f"{self._name()}: log_probs are {list(log_probs)!r:.80}; expected numbers <= 0")
         if self.response_length and self.rollout_log_probs is None:
             raise ValueError(
                 f"{self._name()}: cannot append log_probs to a response of {self.response_length} tokens without any"
