@@ -195,9 +195,9 @@ class Ahead:
         return [OpenGroup(group, ahead.rollout_id, details if i == 0 else {}) for i, group in enumerate(ahead.groups)]
 
     def restore_open_groups(self, groups: list[OpenGroup]) -> None:
-        """Restore the waiting rollout from the result of `open_groups`."""
+        """Restore the waiting rollout from the result of `open_groups`; JSON has null for a metric that is NaN."""
         first = groups[0]
         assert first.rollout_id is not None
         rollout = [group.samples for group in groups]
-        metrics = {name: float(value) for name, value in first.details["metrics"].items()}
+        metrics = {name: float("nan" if value is None else value) for name, value in first.details["metrics"].items()}
         self._waiting = _Generated(first.rollout_id, rollout, metrics, int(first.details["version"]), 0.0)

@@ -371,8 +371,7 @@ class RolloutStage:
             raise RolloutInterrupted(drew=False)
         started = time.perf_counter()
         assert self.parts.eval_function is not None, "nothing to evaluate with"
-        output = self._run_function(self.parts.eval_function, rollout_id, evaluation=True)
-        output = eval_output(output)
+        output = eval_output(self._run_function(self.parts.eval_function, rollout_id, evaluation=True))
         if self.args.save_debug_rollout_data:
             path = dump_path(self.args.save_debug_rollout_data, rollout_id, evaluation=True)
             write_samples(path, [s for columns in output.data.values() for s in columns.get("samples") or []])

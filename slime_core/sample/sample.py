@@ -57,9 +57,9 @@ _LONGEST_REASON = 2000
 """Number of characters kept of a failure's reason."""
 _COLUMNS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 _LISTS = (
-    *(*_COLUMNS, "token_weight_versions", "turns"),
-    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"),
-)
+    *_COLUMNS, "token_weight_versions", "turns", "rollout_top_p_token_ids", "rollout_top_p_token_offsets",
+    "rollout_routed_experts",
+)  # fmt: skip
 _FINISH_STATUS = {
     "length": SampleStatus.TRUNCATED,
     "abort": SampleStatus.ABORTED,
