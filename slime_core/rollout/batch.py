@@ -280,10 +280,10 @@ def _reward(args: Args, sample: Sample) -> float:
             f" of them (got {key!r})"
         )
     try:
-        value = float(sample.get_reward_value(args))
+        return float(sample.get_reward_value(args))
     except (TypeError, ValueError) as error:
-        raise RolloutError(f"{_name(sample)}: reward {sample.reward!r} is not a number") from error
-    return value
+        wanted = f"a mapping with a number for --reward-key {key!r}" if key else "a number"
+        raise RolloutError(f"{_name(sample)}: reward {sample.reward!r} is not {wanted}") from error
 
 
 def _raw_reward(args: Args, sample: Sample) -> float:

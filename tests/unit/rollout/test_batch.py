@@ -153,6 +153,12 @@ def test_what_cannot_be_trained_on_is_named(samples: list[Sample], message: str)
         build([samples] if samples else [])
 
 
+def test_a_number_is_no_mapping_for_a_reward_key() -> None:
+    for reward in (0.5, {"acc": "good"}):
+        with pytest.raises(RolloutError, match="is not a mapping with a number for --reward-key 'acc'"):
+            make_batch(Args(reward_key="acc"), 0, [[sample(0, reward)]], None)
+
+
 # -- optional columns ------------------------------------------------------------------------------------
 
 
