@@ -175,18 +175,16 @@ def _micro_batches(lengths: Sequence[int], policy: PackingPolicy, cost: Cost) ->
     above the cap: a rank without work would wait, and a rank with a missing micro-batch would hang its peers.
     """
     n, unit = len(lengths), policy.unit
+    most = n // unit * unit
     if policy.max_tokens is None:
         bins = [list(range(s, min(s + policy.micro_batch_size, n))) for s in range(0, n, policy.micro_batch_size)]
     elif policy.balance_by_flops:
-        count = min(_round_up(-(-sum(lengths) // policy.max_tokens), unit), n // unit * unit)
+        count = min(_round_up(-(-sum(lengths) // policy.max_tokens), unit), most)
         bins = karmarkar_karp([cost(length) for length in lengths], count, equal_size=False)
     else:
         bins = first_fit(lengths, policy.max_tokens)
-    target = _round_up(len(bins), unit)
-    if target > n:
-        bins = _join_bins(bins, lengths, n // unit * unit)
-        target = n // unit * unit
-    return split_bins(bins, lengths, target)
+    target = min(_round_up(len(bins), unit), most)
+    return split_bins(_join_bins(bins, lengths, target), lengths, target)
 
 
 def _distribute(bins: list[list[int]], costs: Sequence[float], policy: PackingPolicy) -> list[list[list[int]]]:
