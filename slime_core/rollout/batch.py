@@ -326,4 +326,4 @@ def _take_turns(source: str, shaped: Sequence[Sequence[float]], rows: Sequence[_
 
 
 def _name(sample: Sample) -> str:
-    return f"sample {sample.index} (group {sample.group_index}, {sample.status.value})"
+    return f"sample {sample.index} (group {sample.group_index}, {sample.status})"

@@ -191,7 +191,7 @@ class RewardStage:
             call: dict[str, Any] = {"evaluation": evaluation, "rollout_id": rollout_id, "args": args}
             saved = self.failures.save(samples, scorer, error, **call) if self.failures else None
             for sample in samples:
-                was = sample.status.value
+                was = str(sample.status)
                 sample.fail(scorer.label, error)
                 sample.metadata["failure"] |= {"status": was, **({"saved": saved} if saved else {})}
                 if isinstance(error, DeadlineExceeded) and error.left_behind:

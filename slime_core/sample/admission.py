@@ -286,7 +286,7 @@ def settled(sample: Sample, image_token: int | None = None) -> tuple[Spans, list
 
 def _check_columns(sample: Sample, spans: Spans, prompt_length: int) -> None:
     log_probs = None if sample.rollout_log_probs is None else _as_list(sample.rollout_log_probs)
-    versions = _as_list(sample.token_weight_versions)
+    versions = _as_list(sample.token_weight_versions or [])
     newest = end = 0
     for span in spans:
         begin, end = max(0, end - prompt_length), end + span.length

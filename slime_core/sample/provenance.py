@@ -171,7 +171,8 @@ def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
 
 def to_json(spans: Iterable[Span]) -> list[list[object]]:
     """Return [[source, length], ...], with the reason as a third entry if tokens are withheld."""
-    return [[str(s.source), s.length, s.withheld] if s.withheld else [str(s.source), s.length] for s in spans]
+    rows = from_json(spans)
+    return [[str(source), length, why] if why else [str(source), length] for source, length, why in rows]
 
 
 def from_json(rows: Iterable[Sequence[Any]]) -> Spans:

@@ -435,7 +435,7 @@ class Sample(Attributes):
         reason = hidden(f"{kind}: {error}")
         if len(reason) > _LONGEST_REASON:
             reason = f"{reason[:_LONGEST_REASON]}... ({len(reason)} characters)"
-        self.metadata = {**self.metadata, "failure": {"where": where, "error": reason}}
+        self.metadata = {**(self.metadata or {}), "failure": {"where": where, "error": reason}}
 
     def reset_for_retry(self) -> None:
         """Forget the response, so the prompt can be regenerated."""

@@ -95,6 +95,9 @@ def test_a_prompt_is_generated_again_whatever_user_code_wrote_as_its_spans() -> 
         sample.spans = value  # type: ignore[assignment]
         sample.fail("generate", "its mask has another length")
         assert (sample.tokens, sample.spans, sample.status) == ([1, 2, 3], kept, SampleStatus.FAILED)
+    rows = [["system", 1], ["user", 2, "context"]]
+    sample = Sample(tokens=[1, 2, 3], spans=rows)  # type: ignore[arg-type]
+    assert Sample.from_dict(sample.to_dict()).spans == [("system", 1, ""), ("user", 2, "context")]
 
 
 def test_withholding_leaves_a_tools_tokens_masked() -> None:
