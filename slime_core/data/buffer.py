@@ -262,8 +262,8 @@ class SampleBuffer:
                 self._plugin.load_state_dict(state["state"])
             return
         logger.warning(
-            "the checkpoint's buffer is a %s; --buffer-filter-path %r of this run is a %s, which starts anew: it gets"
-            " the %d groups that wait, and nothing else of what the other had learned",
+            "the checkpoint's buffer is a %s; --buffer-filter-path %r of this run is a %s, which gets the %d waiting"
+            " groups and nothing else of the other buffer's state",
             state["type"], self._name, self._type, len(waiting),
         )  # fmt: skip
         self.add(BufferBase.unpack(waiting))

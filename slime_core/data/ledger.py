@@ -199,7 +199,7 @@ class Ledger:
                     self._record(key, {"event": TRAINED, "group": key, "rollout": rollout})
 
     def settle(self) -> None:
-        """Record drawn groups that were not taken, given back or dropped as lost; call when nothing is in flight."""
+        """Record every open, unbuffered group as left out by the rollout function; call when nothing is in flight."""
         with self._lock:
             for key in [k for k, state in self._states.items() if state != BUFFERED]:
                 self._drop(key, LEFT_OUT)
@@ -225,19 +225,19 @@ class Ledger:
             del self._events[:num_events]
 
     def restore(self, open_groups: Iterable[Mapping[str, Any]]) -> None:
-        """Take over the open groups of a commit."""
+        """Take over the open groups of a commit, and forget everything that this process recorded after it."""
         with self._lock:
+            records = self._states, self._retries, self._taken, self._versions, self._told, self._reasons, self._dropped
+            for record in records:
+                record.clear()
             self._events.clear()
-            self._states.clear()
-            self._retries.clear()
-            self._taken.clear()
-            self._versions.clear()
-            self._told.clear()
+            self._ended.clear()
             for entry in open_groups:
                 key = int(entry["group"])
                 if entry["state"] == TAKEN:
-                    self._taken.setdefault(int(entry["rollout"]), []).append(key)
-                    self._versions[int(entry["rollout"])] = int(entry.get("version", -1))
+                    rollout = int(entry["rollout"])
+                    self._taken.setdefault(rollout, []).append(key)
+                    self._versions[rollout] = int(entry.get("version", -1))
                 else:
                     self._states[key] = str(entry["state"])
                 if entry.get("retries"):
@@ -255,8 +255,8 @@ class Ledger:
     def _open_groups(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = [{"group": key, "state": self._states[key]} for key in sorted(self._states)]
         for entry in entries:
-            if self._retries.get(entry["group"]):
-                entry["retries"] = self._retries[entry["group"]]
+            if retries := self._retries.get(entry["group"]):
+                entry["retries"] = retries
         for rollout in sorted(self._taken):
             version = self._versions.get(rollout, -1)
             known = {"state": TAKEN, "rollout": rollout, "version": version}
@@ -362,7 +362,7 @@ class RecordedSource:
             logging.getLogger(__name__).warning(
                 "the data source %s handed out %d groups again that were taken or dropped before (group_index %s): they"
                 " train twice, and `slime ledger verify` will refuse the run. Give every group a new group_index, or"
-                " set `replays = True` in the source's class where repeating them is meant",
+                " set `replays = True` in the source's class if it repeats them on purpose",
                 *(type(self._source).__name__, len(again), ", ".join(map(str, again[:4]))),
             )
 

@@ -74,7 +74,7 @@ class Tokenizer(Hashable, Protocol):
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    """The HF tokenizer of a local directory; nothing is downloaded and no code of the directory is run.
+    """Return the HF tokenizer of a local directory; nothing is downloaded and no code of the directory is run.
 
     Raises:
         ConfigError: There is no such directory, or transformers cannot make a tokenizer of it.
@@ -87,7 +87,7 @@ def load_tokenizer(directory: str | Path) -> Any:
     import transformers
 
     try:
-        # AutoTokenizer would come to the same class, but reads what every model of transformers is called for it.
+        # AutoTokenizer returns the same class, but first reads the names of all models of transformers.
         name = "PreTrainedTokenizerFast" if _is_generic(directory) else "AutoTokenizer"
         made = getattr(transformers, name)
         return made.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
@@ -105,12 +105,12 @@ def without_advice(error: Exception) -> str:
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether the directory has any file that a tokenizer is read from."""
+    """Return whether the directory has any file that a tokenizer is read from."""
     return any((directory / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def _is_generic(directory: Path) -> bool:
-    """Whether `tokenizer.json` says all, by the directory's word and for models of which transformers believes it."""
+    """Return whether `tokenizer.json` alone defines the tokenizer: the directory and transformers agree on that."""
     files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json", "config.json")]
     if not all(file.is_file() for file in files):
         return False
@@ -128,15 +128,15 @@ def encode_prompt(
     environment: bool = False,
     noted: MutableMapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids the policy continues.
+    """Return the token ids that the policy continues.
 
     Args:
         tokenizer: HF tokenizer.
         prompt: Text or chat messages. Text becomes one user message when `args.apply_chat_template` is set.
         args: Read for `apply_chat_template`, `apply_chat_template_kwargs` and `content_special_tokens`.
         tools: Tool schemas given to the chat template.
-        environment: Others than the user wrote the messages: control tokens in all of them are `quoted`.
-        noted: The sample's metadata, where those are counted.
+        environment: Whether an environment wrote the messages: control tokens in all of them are `quoted`.
+        noted: The sample's metadata, which counts the quoted tokens.
 
     Raises:
         DataError: The tokenizer has no chat template or the template refuses the messages.
@@ -160,14 +160,14 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of text that holds its special tokens already (a template's output, a piece of a response)."""
+    """Return the ids of text that holds its special tokens already (a template's output, a piece of a response)."""
     return [token for piece in spelled(tokenizer, text) for token in tokenizer.encode(piece, add_special_tokens=False)]
 
 
 def encode_result(
     tokenizer: Tokenizer, template: str, result: str, args: Args | None, noted: MutableMapping[str, Any] | None
 ) -> list[int]:
-    """Ids of text with `{result}` in it, and what was answered `quoted` there."""
+    """Return the ids of a template whose `{result}` is replaced by the `quoted` result."""
     return encode_rendered(tokenizer, template.replace("{result}", quoted(tokenizer, result, args, noted)))
 
 
@@ -177,14 +177,14 @@ def render_prompt(
     tools: Tools = None,
     template_kwargs: Mapping[str, object] | None = None,
 ) -> str:
-    """The chat template's text up to where the assistant begins; plain text is one user message. Raises DataError."""
+    """Return the chat template's text up to the assistant's turn; plain text is one user message. Raises DataError."""
     return render_messages(
         tokenizer, as_messages(prompt), tools, {"add_generation_prompt": True, **(template_kwargs or {})}
     )
 
 
 def as_messages(prompt: Prompt) -> Sequence[Message]:
-    """Chat messages; plain text is one user message."""
+    """Return the chat messages; plain text is one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
@@ -194,7 +194,7 @@ def render_messages(
     tools: Tools = None,
     template_kwargs: Mapping[str, object] | None = None,
 ) -> str:
-    """The conversation as the template writes it. Raises DataError."""
+    """Return the conversation as the template writes it. Raises DataError."""
     if not tokenizer.chat_template:
         raise DataError(
             f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template, which chat messages and"
@@ -310,7 +310,7 @@ def quoted(tokenizer: Tokenizer, said: T, args: Args | None = None, noted: Mutab
         return said
     changed, found = _replaced(tokenizer, said)
     if found and mode == "refuse":
-        raise DataError(f"the control token {found[0]!r} is in what was answered (--content-special-tokens refuse)")
+        raise DataError(f"the text contains the control token {found[0]!r} (--content-special-tokens refuse)")
     if found and noted is not None:
         metrics = noted.setdefault("sample_metrics", {})
         metrics["content_special_tokens"] = metrics.get("content_special_tokens", 0) + len(found)

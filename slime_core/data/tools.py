@@ -1,8 +1,8 @@
 """`--tools-path` -> the tools that a run's model may call.
 
 Generate functions call `slime_core.run_tools`, and `slime_core.tool_parser` of a plugin (`slime_data.tool_parsers`);
-the data source gives the schemas to the chat template. A row's own `tools` (`--tool-key`) are what its prompt tells,
-and what its sample may call; those without a function of that name cannot be called.
+the data source gives the schemas to the chat template. A row with its own `tools` (`--tool-key`) shows only these in
+its prompt, and its sample may call only those of them that have a function of the same name.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ AUTO = "auto"
 
 
 def run_tools(args: Args | None) -> tuple[Tool, ...]:
-    """The tools of `--tools-path`, in order.
+    """Return the tools of `--tools-path`, in order.
 
     Raises:
-        ConfigError: Two have one name, or one has no schema and none can be made.
+        ConfigError: Two tools have the same name, or no schema can be made for a tool.
         PluginError: A spec names nothing that can be loaded.
     """
     specs = tuple(args.tools_path) if args else ()
@@ -47,6 +47,6 @@ def _loaded(specs: tuple[str, ...], registry: Registry) -> tuple[Tool, ...]:
 
 
 def prompt_tools(args: Args | None, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The schemas that a sample's prompt tells: those of its row, else the run's."""
+    """Return the schemas for a sample's prompt: those of its row, else the run's."""
     own = metadata.get("tools")
     return list(own) if own else [tool.schema for tool in run_tools(args)]

@@ -61,7 +61,7 @@ def places(text: str, messages: Sequence[Message], render: _Render) -> list[_Pla
     template that writes its words as JSON), it gets all remaining text except the generation prompt. If there are many
     messages, the marks are tried first, because a search through the text for each message takes quadratic time.
     """
-    if len(messages) > _MANY and len(framed := _framedplaces(text, messages, render)) == len(messages):
+    if len(messages) > _MANY and len(framed := _framed_places(text, messages, render)) == len(messages):
         return framed
     places: list[_Place] = []
     position = 0
@@ -72,13 +72,13 @@ def places(text: str, messages: Sequence[Message], render: _Render) -> list[_Pla
             words = words.strip()
             at = text.find(words, position)
         if at < 0 or (words and text.find(words, at + 1) >= 0):
-            return _framedplaces(text, messages, render)
+            return _framed_places(text, messages, render)
         places.append((at, at + len(words), source_of(str(message.get("role")))))
         position = at + len(words)
     return places
 
 
-def _framedplaces(text: str, messages: Sequence[Message], render: _Render) -> list[_Place]:
+def _framed_places(text: str, messages: Sequence[Message], render: _Render) -> list[_Place]:
     marked = render([{**m, "content": _MARK.format(i)} for i, m in enumerate(messages)], True)
     frames: list[str] = []
     for number in range(len(messages)):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from slime_core.errors import ConfigError, TrainError, rollout_name
-from slime_core.learning.loss import Loss
+from slime_core.learning.loss import Loss, value_loss
 from slime_core.learning.packing import (
     Cost,
     PackingPolicy,
@@ -35,7 +35,7 @@ from slime_core.learning.packing import (
 from slime_core.learning.passes import Clock, DataPostprocess, Passes
 from slime_core.learning.report import TrainedRollout, log_prob_gap, rollout_report, save_trained
 from slime_core.learning.tensors import Denominators, TrainTensors
-from slime_core.models.family import RoutedLayers
+from slime_core.models.family import RoutedLayers, decoder_shape, routed_layers
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, StepResult, Trainer, TrainerTraits, traits_of
 from slime_core.sample import TrainBatch
 from slime_core.sample.routed_experts import FREE, RoutedExperts
@@ -116,8 +116,6 @@ class Learner:
         share = schedule.for_rank(self.trainer.rank)
         local = replace(batch.select(share.indices), rollout_id=rollout_id)
         if self.args.use_routing_replay:
-            from slime_core.models.family import routed_layers
-
             local.routed_experts = routing_arrays(local, routed_layers(self.args.hf_checkpoint, self.trainer))
         self._warn_of_small_passes(local, share)
         clock, steps = Clock(), list[StepResult]()
@@ -184,10 +182,7 @@ class Learner:
     def _train_critic(
         self, local: TrainBatch, tensors: TrainTensors, share: RankSchedule, denominators: list[Denominators]
     ) -> dict[str, float]:
-        from slime_core.learning.loss import value_loss
-
         assert self.critic is not None
-
         return over_steps(
             take_steps(self.critic, local, share, lambda n: value_loss(self.args, local, tensors, denominators[n]))
         )
@@ -241,8 +236,6 @@ def _sample_cost(args: Args, trainer: Trainer) -> Cost:
     """Return forward FLOPs by number of tokens, if a balancing option needs them."""
     if not (args.balance_data or args.balance_by_flops):
         return float
-    from slime_core.models.family import decoder_shape
-
     return decoder_shape(args.hf_checkpoint, trainer).forward_flops
 
 

@@ -22,7 +22,14 @@ import torch
 from slime_core.errors import PluginError, TrainError, rollout_name
 from slime_core.learning.tensors import Column, Denominators, TrainTensors, gather
 from slime_core.ops.masking import weighted_sum
-from slime_core.ops.ratios import clipped_value_loss, kl_estimate, ratio_from_kl, token_kl
+from slime_core.ops.ratios import (
+    clipped_value_loss,
+    interpolated_log_probs,
+    kl_estimate,
+    off_policy_sequences,
+    ratio_from_kl,
+    token_kl,
+)
 from slime_core.protocols import AdvantageEstimator, Args, LossFn, LossInputs, MicroBatchOutput, Trainer
 from slime_core.sample import TrainBatch
 from slime_core.workers.call import user_code
@@ -168,15 +175,11 @@ class PolicyLoss(LossBase):
         inputs = loss_inputs(batch, tensors, output)
         if self.old_policy != "interpolated":
             return inputs
-        from slime_core.ops.ratios import interpolated_log_probs
-
         assert inputs.rollout_log_probs is not None
         old = interpolated_log_probs(inputs.log_probs, inputs.rollout_log_probs, inputs.staleness)
         return replace(inputs, old_log_probs=old)
 
     def _off_policy(self, inputs: LossInputs) -> torch.Tensor:
-        from slime_core.ops.ratios import off_policy_sequences
-
         columns = (inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.loss_mask)
         return off_policy_sequences(*columns, inputs.sample_lengths, self.args.opsm_delta)
 
@@ -238,10 +241,10 @@ def loss_inputs(batch: TrainBatch, tensors: TrainTensors, output: MicroBatchOutp
 
 
 def value_loss(args: Args, batch: TrainBatch, tensors: TrainTensors, denominators: Denominators) -> LossFn:
-    """The loss function of one optimizer step over the rank's local `batch`.
+    """Return the critic's loss function of one optimizer step over the rank's local `batch`.
 
     max((V_clip - R)^2, (V - R)^2) with V_clip = V_old + clip(V - V_old, -value_clip, value_clip) (PPO2, Dhariwal et
-    al., 2017). Metrics: `value_loss`, and `value_clipfrac`: how many values moved further than `--value-clip`.
+    al., 2017). Metrics: `value_loss`, and `value_clipfrac`: fraction of values that moved further than `--value-clip`.
     """
 
     def loss_fn(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -272,7 +275,7 @@ def reduced(
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
 ) -> torch.Tensor:
-    """The micro-batch's sum by a reducer, a scalar.
+    """Return the micro-batch's sum by a reducer, a scalar.
 
     Args:
         make: Makes the reducer.

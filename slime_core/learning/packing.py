@@ -12,8 +12,8 @@ without communication.
 Rollouts that do not fill a step are never dropped. They form a last, smaller step. If this step had fewer samples than
 the ranks need (one for each micro-batch), its rollouts join the step before. A batch with too few samples is an error.
 
-The learner runs the steps by `OptimizerSteps`: a loss or gradient that is not finite ends the run. A gradient norm that
-is not finite raises only if the trainer changed the weights all the same; with `skipped_steps` 1 it did not.
+The learner runs the steps by `take_steps`: a loss that is not finite ends the run before its backward pass. A gradient
+norm that is not finite ends the run unless the trainer skipped the step (`skipped_steps` 1).
 """
 
 from __future__ import annotations
@@ -175,18 +175,16 @@ def _micro_batches(lengths: Sequence[int], policy: PackingPolicy, cost: Cost) ->
     above the cap: a rank without work would wait, and a rank with a missing micro-batch would hang its peers.
     """
     n, unit = len(lengths), policy.unit
+    most = n // unit * unit
     if policy.max_tokens is None:
         bins = [list(range(s, min(s + policy.micro_batch_size, n))) for s in range(0, n, policy.micro_batch_size)]
     elif policy.balance_by_flops:
-        count = min(_round_up(-(-sum(lengths) // policy.max_tokens), unit), n // unit * unit)
+        count = min(_round_up(-(-sum(lengths) // policy.max_tokens), unit), most)
         bins = karmarkar_karp([cost(length) for length in lengths], count, equal_size=False)
     else:
         bins = first_fit(lengths, policy.max_tokens)
-    target = _round_up(len(bins), unit)
-    if target > n:
-        bins = _join_bins(bins, lengths, n // unit * unit)
-        target = n // unit * unit
-    return split_bins(bins, lengths, target)
+    target = min(_round_up(len(bins), unit), most)
+    return split_bins(_join_bins(bins, lengths, target), lengths, target)
 
 
 def _distribute(bins: list[list[int]], costs: Sequence[float], policy: PackingPolicy) -> list[list[list[int]]]:
@@ -319,15 +317,15 @@ def take_steps(
     with_entropy: bool = False,
     with_logits: bool = False,
 ) -> list[StepResult]:
-    """The result of each step.
+    """Run the optimizer steps and return the result of each.
 
     Args:
-        trainer: Of the actor or the critic.
+        trainer: Trainer of the actor or the critic.
         local: This rank's samples.
-        share: Its part of the schedule.
+        share: This rank's part of the schedule.
         loss_of_step: Number of the step -> its loss function.
         with_entropy: See `protocols.Trainer.train_step`.
-        with_logits: Likewise.
+        with_logits: See `protocols.Trainer.train_step`.
 
     Raises:
         TrainError: A loss or gradient is not finite.
@@ -344,14 +342,14 @@ def take_steps(
 
 
 def over_steps(results: Sequence[StepResult]) -> dict[str, float]:
-    """Mean of each metric over the steps, but for `lr`, which is the last one, and `skipped_steps`, their number."""
+    """Return the mean of each metric over the steps, the last `lr`, and the sum of `skipped_steps`."""
     sums = {name: sum(result.metrics[name] for result in results) for name in results[-1].metrics}
     means = {name: total / (1 if name == "skipped_steps" else len(results)) for name, total in sums.items()}
     return means | ({"lr": results[-1].metrics["lr"]} if "lr" in sums else {})
 
 
 def _checked(loss_fn: LossFn, local: TrainBatch) -> LossFn:
-    """The same function; raises before a backward pass from a loss that is NaN or infinite."""
+    """Return the function with a check that raises TrainError for a loss that is NaN or infinite."""
 
     def checked(output: MicroBatchOutput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, metrics = loss_fn(output)

@@ -266,7 +266,7 @@ def compute_advantages(
         kept: The loss masks without what a correction rejects, which whitening leaves out; None: nothing is rejected.
 
     Raises:
-        TrainError: The estimator returned something of the wrong shape or not finite.
+        TrainError: The estimator returned tensors of other shapes.
     """
     kl = _kl(args, tensors)
     device = tensors.loss_masks[0].device if tensors.loss_masks else torch.device("cpu")

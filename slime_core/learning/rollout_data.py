@@ -51,7 +51,7 @@ def taken_over(data: Mapping[str, object], tensors: TrainTensors, source: str) -
         if [len(part) for part in column] != [len(mask) for mask in tensors.loss_masks]:
             continue
         if key not in data:
-            raise PluginError(f'{source}: rollout_data["{key}"] is gone; change it in place or set it anew')
+            raise PluginError(f'{source}: rollout_data["{key}"] is gone; change the list in place or assign another')
         changed[name] = as_column(data[key], column, f'{source}: rollout_data["{key}"]')
     if any(bool(((mask != 0) & (mask != 1)).any()) for mask in changed["loss_masks"]):
         raise PluginError(f'{source}: rollout_data["loss_masks"] must hold 0 and 1 only')

@@ -63,14 +63,14 @@ class ModelConfig:
     """A vision-language model: the numbers here are its language model's, and `build` makes all of it."""
     build: Callable[[ModelConfig, str, torch.device], torch.nn.Module] | None = None
     """Make the `slime_embedded.models.decoder.Decoder` to train, float32 on the device, from an HF-layout directory;
-    None: one of these numbers. With `images` its `hidden` takes the keyword `images`, a `TrainInputs` or None of each
-    sequence."""
+    None: a decoder of these numbers. With `images` its `hidden` takes the keyword `images`, a `TrainInputs` or None
+    of each sequence."""
     eos_token_ids: tuple[int, ...] = ()
     hf: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The whole `config.json`."""
 
     def experts_of(self, layer: int) -> MoEConfig | None:
-        """The experts of a layer, None for a dense one."""
+        """Return the experts of a layer, None for a dense layer."""
         return self.moe if self.moe is not None and layer in self.moe.layers else None
 
     @classmethod
@@ -139,7 +139,7 @@ _LARGEST = {
 
 
 def read_hf_config(directory: str | Path) -> dict[str, Any]:
-    """The parsed `config.json` of an HF-layout directory. Raises ConfigError if it cannot be read."""
+    """Return the parsed `config.json` of an HF-layout directory. Raises ConfigError if it cannot be read."""
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{directory}: no HF-layout model here (no config.json)")
@@ -166,7 +166,7 @@ def family_plugin(kind: str, family: str, origin: str) -> Any:
 
 
 def load_model_config(directory: str | Path) -> ModelConfig:
-    """Ask the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
+    """Return the result of the family plugin that `config.json` names. Raises ConfigError or PluginNotFoundError."""
     hf = read_hf_config(directory)
     config = family_plugin("models", str(hf["model_type"]), f"{directory}/config.json: model_type")(hf)
     assert isinstance(config, ModelConfig), f"model family {hf['model_type']} returned {type(config)}"
@@ -184,7 +184,7 @@ def load_model_config(directory: str | Path) -> ModelConfig:
 
 
 def vocab_size_of(directory: str | Path) -> int:
-    """Token ids are below this, also of a family that has no plugin of this kind. Raises ConfigError."""
+    """Return the number of token ids, also of a family that has no plugin of this kind. Raises ConfigError."""
     try:
         return load_model_config(directory).vocab_size
     except PluginNotFoundError:

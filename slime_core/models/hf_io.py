@@ -109,6 +109,7 @@ def _publish(directory: Path, partials: list[Path], names: list[list[str]], tota
     files = [WEIGHTS]
     if len(partials) > 1:
         files = [f"model-{number:05d}-of-{len(partials):05d}.safetensors" for number in range(1, len(partials) + 1)]
+        (directory / INDEX).unlink(missing_ok=True)  # after a kill, it would name shards of two models
     for partial, file in zip(partials, files, strict=True):
         os.replace(partial, directory / file)
     if len(files) > 1:

@@ -37,7 +37,7 @@ def l2_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         whole = flat.numel() // _ROW * _ROW
         rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1)
         parts += [rows.double(), torch.linalg.vector_norm(flat[whole:])[None].double()]
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(parts[len(parts) > 1 :]))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(parts[1:] or parts))
     return norm
 
 
@@ -161,9 +161,9 @@ def deviation(values: Sequence[float]) -> float:
 def group_members(
     rewards: Sequence[float], group_indices: Sequence[int], rollout_ids: Sequence[int] | None = None
 ) -> dict[int, dict[int, float]]:
-    """Group -> rollout id -> the member's reward: the mean over its fan-out siblings.
+    """Return group -> rollout id -> the member's reward: the mean over its fan-out siblings.
 
-    What every group statistic starts from. Arguments as in `group_normalize`.
+    Every group statistic starts from it. Arguments as in `group_normalize`.
     """
     ids = list(range(len(rewards))) if rollout_ids is None else list(rollout_ids)
     if not len(rewards) == len(group_indices) == len(ids):
@@ -172,11 +172,13 @@ def group_members(
     for reward, group, rollout in zip(rewards, group_indices, ids):
         siblings[group][rollout].append(float(reward))
     return {
-        group: {rollout: math.fsum(values) / len(values) for rollout, values in members.items()}
-        for group, members in siblings.items()
+        group: {rollout: _mean(values) for rollout, values in members.items()} for group, members in siblings.items()
     }
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean, without overflow; if all values are equal, exactly that value, whose deviation is then 0."""
+    if values.count(values[0]) == len(values):
+        return values[0]
     size = max(1.0, *(abs(value) / LARGEST_SCORE for value in values))  # 1, which changes no bit, for usual rewards
     return math.fsum(value / size for value in values) / len(values) * size

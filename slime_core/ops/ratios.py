@@ -182,9 +182,9 @@ def off_policy_sequences(
     lengths: Sequence[int],
     delta: float,
 ) -> torch.Tensor:
-    """OPSM: [T] 1.0 on tokens to leave out of the policy loss.
+    """Return OPSM's mask, [T] 1.0 on tokens to leave out of the policy loss.
 
-    Those with a negative advantage in a sequence whose masked mean of old - new log-probs exceeds `delta`.
+    These tokens have a negative advantage, in a sequence whose masked mean of old - new log-probs exceeds `delta`.
     """
     distance = segment_means((old_log_probs - log_probs).detach(), mask, lengths)
     far = expand_to_tokens(distance > delta, lengths)
@@ -196,8 +196,8 @@ def interpolated_log_probs(
 ) -> torch.Tensor:
     """[T] proximal policy between behaviour and current policy, detached (A-3PO).
 
-    log p_prox = a * log p_rollout + (1 - a) * log p with a = 1 / staleness, 0 for a fresh token: the fresher the
-    token, the nearer to the current policy. `staleness` None: all fresh.
+    log p_prox = a * log p_rollout + (1 - a) * log p with a = 1 / staleness: the staler the token, the nearer to the
+    current policy. A fresh token has a = 0, the current policy. `staleness` None: all fresh.
     """
     current = log_probs.detach()
     if staleness is None:

@@ -34,26 +34,26 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """Numbers are counted over the whole cluster, node after node."""
+    """GPUs of training and inference, numbered over the whole cluster, node after node."""
 
     total: int
     """GPUs of training and inference together."""
     trainer: int
-    """Training has those before this number."""
+    """GPUs of training, which come first."""
     first_engine: int
     """Number of inference's first GPU."""
 
 
 def gpu_layout(args: Args, *, trainer: int, rollout: int) -> GpuLayout:
-    """Return the row that the settings select of this table, which is THUDM/slime's (placement_group.py).
+    """Return which GPUs training and inference take, as in THUDM/slime (placement_group.py).
 
-    disaggregated: training first, inference after it; --colocate: both from 0; --debug-train-only and engines
-    elsewhere: training only; --debug-rollout-only: inference only.
+    Training comes first and inference after it, or both begin at 0 (--colocate). With --debug-train-only, or with
+    engines elsewhere, there is training only, and with --debug-rollout-only inference only.
 
     Args:
         args: The run's settings.
         trainer: GPUs that training would take.
-        rollout: GPUs of the engines that this run starts; 0 where they are elsewhere.
+        rollout: GPUs of the engines that this run starts; 0 if they are elsewhere.
     """
     if args.debug_rollout_only:
         trainer = 0

@@ -23,8 +23,8 @@ class Traits:
             value, wanted = getattr(self, field.name), type(field.default)
             if field.default is not None and not isinstance(value, wanted):
                 raise PluginError(
-                    f"{type(self).__name__}: {field.name} = {value!r} is no {wanted.__name__}, such as"
-                    f" {field.default!r}, which it is where nothing is said"
+                    f"{type(self).__name__}: {field.name} is {value!r}; expected a {wanted.__name__}, such as the"
+                    f" default {field.default!r}"
                 )
 
 

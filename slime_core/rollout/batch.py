@@ -237,16 +237,15 @@ def _shape(
 ) -> None:
     """Set the rewards of the trainable rows, and of their turns."""
     samples = [row.sample for row in rows]
-    raw: Sequence[float]
-    shaped: Sequence[float]
     if post_process is not None:
         source = "--custom-reward-post-process-path"
         sealed = Sealed(samples)
         raw, shaped = post_process(args, list(samples))
         sealed.check(source, advice="")
     else:
-        source = "rewards"
+        source = "reward or metadata['raw_reward']"
         raw, shaped = [_raw_reward(args, s) for s in samples], [_reward(args, s) for s in samples]
+    raw = _scores(source, raw, samples)
     if estimator is not None:
         inputs = RewardInputs(
             rewards=list(shaped),
@@ -263,7 +262,7 @@ def _shape(
         if post_process is None:
             shaped, source = estimator.shape_rewards(args, inputs), f"{name}.shape_rewards"
         _take_turns(f"{name}.shape_turns", estimator.shape_turns(args, inputs), rows)
-    for row, reward, own in zip(rows, _scores(source, shaped, samples), _scores(source, raw, samples)):
+    for row, reward, own in zip(rows, _scores(source, shaped, samples), raw):
         row.reward, row.raw_reward = reward, own
 
 
@@ -280,35 +279,37 @@ def _reward(args: Args, sample: Sample) -> float:
             f" of them (got {key!r})"
         )
     try:
-        value = float(sample.get_reward_value(args))
+        return float(sample.get_reward_value(args))
     except (TypeError, ValueError) as error:
-        raise RolloutError(f"{_name(sample)}: reward {sample.reward!r} is not a number") from error
-    return value
+        wanted = f"a mapping with a number for --reward-key {key!r}" if key else "a number"
+        raise RolloutError(f"{_name(sample)}: reward {sample.reward!r} is not {wanted}") from error
 
 
 def _raw_reward(args: Args, sample: Sample) -> float:
     override = sample.metadata.get("raw_reward")
-    return _reward(args, sample) if override is None else float(override)
+    return _reward(args, sample) if override is None else override
 
 
 def _baselines(args: Args, samples: Sequence[Sample], estimator: AdvantageEstimator) -> list[float] | None:
     """Return the reward of each sample's greedy baseline, or None if the estimator needs no baseline."""
     if not estimator.needs_greedy_baseline:
         return None
-    found: list[float] = provided("slime.data", "greedy_baseline").baselines(args, samples, type(estimator).__name__)
-    return found
+    return list(provided("slime.data", "greedy_baseline").baselines(args, samples, type(estimator).__name__))
 
 
 def _scores(source: str, rewards: Sequence[float], samples: Sequence[Sample]) -> list[float]:
-    """Return a number for each sample. Raises RolloutError if there are more or fewer, or if one is not finite."""
-    values = [float(reward) for reward in rewards]
+    """Return a number for each sample. Raises RolloutError for more or fewer values, and for one that is no score."""
+    try:
+        values = [float(reward) for reward in rewards]
+    except (TypeError, ValueError) as error:
+        raise RolloutError(f"{source} returned a value that is not a number: {error}") from error
     if len(values) != len(samples):
         raise RolloutError(f"{source} returned {len(values)} rewards for {len(samples)} samples")
     bad = [(sample, value) for sample, value in zip(samples, values) if not is_score(value / 1e3)]
     if bad:
         raise RolloutError(
-            f"{source} returned {bad[0][1]} for {_name(bad[0][0])}, and {len(bad) - 1} more like it; expected"
-            f" finite numbers of at most {1e3 * LARGEST_SCORE:g} in size"
+            f"{source} returned {bad[0][1]} for {_name(bad[0][0])} ({len(bad)} of {len(values)} rewards are like it);"
+            f" expected finite numbers of at most {1e3 * LARGEST_SCORE:g} in size"
         )
     return values
 
@@ -326,4 +327,4 @@ def _take_turns(source: str, shaped: Sequence[Sequence[float]], rows: Sequence[_
 
 
 def _name(sample: Sample) -> str:
-    return f"sample {sample.index} (group {sample.group_index}, {sample.status.value})"
+    return f"sample {sample.index} (group {sample.group_index}, {sample.status})"

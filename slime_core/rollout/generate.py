@@ -26,11 +26,7 @@ from slime_core.errors import RolloutError
 from slime_core.multimodal import image_token_of
 from slime_core.protocols import Args, GenerateContext
 from slime_core.rollout.deadlines import GroupClock, ended
-from slime_core.rollout.fate import (
-    FINISHED,
-    GROUP_TIMEOUT,
-    remove_if_masked,
-)
+from slime_core.rollout.fate import FINISHED, GROUP_TIMEOUT, remove_if_masked
 from slime_core.rollout.gate import GatedEngine, Hold, Place
 from slime_core.rollout.hooks import RolloutHooks, failed_call
 from slime_core.rollout.reward import RewardStage, reward_problem

@@ -382,6 +382,5 @@ def _finished_again(group: OpenGroup) -> Finished:
     """Return the finished group of an open group; inverse of `finished_to_open`."""
     prompts = group.details.get("prompts")
     original = [Sample.from_dict(s) for s in prompts] if prompts else group.samples
-    return Finished(
-        group.samples, original, int(group.details["began"]), spread=float(group.details.get("spread", 0.0))
-    )
+    spread = float(group.details.get("spread") or 0.0)  # JSON has null for a filter's NaN or infinity
+    return Finished(group.samples, original, int(group.details["began"]), spread=spread)

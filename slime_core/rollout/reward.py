@@ -191,7 +191,7 @@ class RewardStage:
             call: dict[str, Any] = {"evaluation": evaluation, "rollout_id": rollout_id, "args": args}
             saved = self.failures.save(samples, scorer, error, **call) if self.failures else None
             for sample in samples:
-                was = sample.status.value
+                was = str(sample.status)
                 sample.fail(scorer.label, error)
                 sample.metadata["failure"] |= {"status": was, **({"saved": saved} if saved else {})}
                 if isinstance(error, DeadlineExceeded) and error.left_behind:
@@ -212,10 +212,8 @@ def reward_problem(reward: object) -> str | None:
     """Return why a reward that a generate function set cannot be used; None if it can."""
     if reward is None or isinstance(reward, Mapping):
         return None
-    if isinstance(reward, str) or not hasattr(reward, "__float__"):
-        return f"set sample.reward to {type(reward).__name__}; expected a number or a mapping of numbers"
     problem = number_problem(reward)
-    return None if problem is None else f"set sample.reward to what {problem}"
+    return problem and f"set sample.reward, which {problem}; expected a number or a mapping of numbers"
 
 
 def number_problem(value: object) -> str | None:

@@ -29,7 +29,7 @@ from slime_core.protocols import AdvantageEstimator, Args, RolloutEngine
 from slime_core.rollout import state
 from slime_core.rollout.batch import ConvertSamples, RewardPostProcess, make_batch, refuse_bad
 from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, evaluated
-from slime_core.rollout.event_loop import LoopLag, StageRunner
+from slime_core.rollout.event_loop import LoopLag, LoopThread, StageRunner
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
 from slime_core.rollout.generate import SampleRunner, Timeline
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from slime_core.plugins.adapters import GenerateCaller
     from slime_core.rollout.evaluate import EvalRecord
-    from slime_core.rollout.event_loop import LoopThread
     from slime_core.rollout.producer import GroupProducer
 
 
@@ -219,8 +218,6 @@ class RolloutStage:
 
     def loop_thread(self) -> LoopThread:
         """Return the thread of an asynchronous run's event loop; other event loops await the stage through it."""
-        from slime_core.rollout.event_loop import LoopThread
-
         assert isinstance(self._loop, LoopThread)
         return self._loop
 
@@ -374,8 +371,7 @@ class RolloutStage:
             raise RolloutInterrupted(drew=False)
         started = time.perf_counter()
         assert self.parts.eval_function is not None, "nothing to evaluate with"
-        output = self._run_function(self.parts.eval_function, rollout_id, evaluation=True)
-        output = eval_output(output)
+        output = eval_output(self._run_function(self.parts.eval_function, rollout_id, evaluation=True))
         if self.args.save_debug_rollout_data:
             path = dump_path(self.args.save_debug_rollout_data, rollout_id, evaluation=True)
             write_samples(path, [s for columns in output.data.values() for s in columns.get("samples") or []])

@@ -59,7 +59,7 @@ def sampled_versions(sample: Sample, unknown: int) -> list[int]:
         return [
             v for v, trained in zip(sample.token_weight_versions, mask, strict=True) if trained and v != NOT_SAMPLED
         ]
-    oldest = min((int(v) for v in sample.weight_versions if v.isdecimal()), default=unknown)
+    oldest = min((int(v) for v in map(str, sample.weight_versions) if v.isdecimal()), default=unknown)
     return [oldest] * sum(map(bool, mask))
 
 

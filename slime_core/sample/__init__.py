@@ -1,14 +1,12 @@
 """The data that crosses stages: samples, groups, filter decisions, engine answers, train batches.
 
     sample.py          `Sample`, from prompt to reward, and its status
-    types.py           what filters, rollout functions and engines return, and the trainer's batch
-    fan_out.py         samples of one call of a generate function count once
+    types.py           results of filters, rollout functions and engines; the trainer's batch; fan-out siblings
     provenance.py      spans: who wrote which tokens
     admission.py       the invariants of every sample that is trained on
     columns.py         columns of the trainer's batch, one entry per sample
     stored.py          a sample as JSON values
-    multimodal.py      images of a sample; routed_experts.py: experts that an engine routed to
-    buffer.py          the base class of buffers, which keep groups between rollouts
+    routed_experts.py  experts to which an engine routed the tokens
 
 All data are plain values, so they can be sent to other processes as JSON. Standard library only.
 """

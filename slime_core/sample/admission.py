@@ -45,7 +45,9 @@ _TRAINED_ON = (
     "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "response_length", "tokens",
 )  # fmt: skip
 _trained_on = operator.attrgetter(*_TRAINED_ON)
-DECLARE = "; where that is meant, say so: @declares(EditTraits(edits_samples=True)), or traits = ... in its class"
+DECLARE = (
+    "; if the change is intended, declare it: @declares(EditTraits(edits_samples=True)), or traits = ... in its class"
+)
 
 
 class Drawn(NamedTuple):
@@ -284,7 +286,7 @@ def settled(sample: Sample, image_token: int | None = None) -> tuple[Spans, list
 
 def _check_columns(sample: Sample, spans: Spans, prompt_length: int) -> None:
     log_probs = None if sample.rollout_log_probs is None else _as_list(sample.rollout_log_probs)
-    versions = _as_list(sample.token_weight_versions)
+    versions = _as_list(sample.token_weight_versions or [])
     newest = end = 0
     for span in spans:
         begin, end = max(0, end - prompt_length), end + span.length

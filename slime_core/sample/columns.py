@@ -36,8 +36,8 @@ def version_column(samples: Sequence[Sample], lengths: Sequence[int], newest: in
     """
     rows = []
     for sample, length in zip(samples, lengths):
-        versions = list(sample.token_weight_versions)
-        numbers = [int(v) for v in sample.weight_versions if v.isdecimal()]
+        versions = list(sample.token_weight_versions or ())
+        numbers = [int(v) for v in map(str, sample.weight_versions) if v.isdecimal()]
         rows.append(versions if len(versions) == length else [min(numbers, default=newest)] * length)
     return rows if any(version not in (newest, NOT_SAMPLED) for row in rows for version in row) else None
 
@@ -76,8 +76,9 @@ def sampling_mask_columns(
             ids, offsets = ([] if column is None else list(map(int, column)) for column in told)
             if len(offsets) != len(mask) + 1:
                 raise RolloutError(
-                    f"--use-sampling-mask: sample {sample.index} does not say what its tokens were sampled among;"
-                    " generate functions append_response_tokens(meta_info=...); SGLang has it for a finite top_k only"
+                    f"--use-sampling-mask: sample {sample.index} lacks the ids among which its tokens were sampled; a"
+                    " generate function must call append_response_tokens(meta_info=...), and SGLang returns the ids for"
+                    " a finite top_k only"
                 )
         columns.append((ids, offsets))
     return [ids for ids, _ in columns], [offsets for _, offsets in columns]

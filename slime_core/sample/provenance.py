@@ -1,9 +1,9 @@
 """The source of each token of a sample: run-length encoded spans; the loss mask and the turns derived from them.
 
-`sample.py` updates `Sample.spans` with these functions, `trajectory.py` builds on them, and `admission.py` checks the
-spans. Standard library only. Spans cover *all* of `Sample.tokens`, prompt and response; a loss mask covers the
-response. No code sets a mask to 1 directly: a token is trained if the policy sampled it, or if the data gave it as a
-demonstration, and if it is not withheld.
+`sample.py` updates `Sample.spans` with these functions, and `admission.py` checks the spans. Standard library only.
+Spans cover *all* of `Sample.tokens`, prompt and response; a loss mask covers the response. No code sets a mask to 1
+directly: a token is trained if the policy sampled it, or if the data gave it as a demonstration, and if it is not
+withheld.
 
 ::
 
@@ -171,7 +171,8 @@ def loss_mask(spans: Iterable[Span], prompt_length: int = 0) -> list[int]:
 
 def to_json(spans: Iterable[Span]) -> list[list[object]]:
     """Return [[source, length], ...], with the reason as a third entry if tokens are withheld."""
-    return [[str(s.source), s.length, s.withheld] if s.withheld else [str(s.source), s.length] for s in spans]
+    rows = from_json(spans)
+    return [[str(source), length, why] if why else [str(source), length] for source, length, why in rows]
 
 
 def from_json(rows: Iterable[Sequence[Any]]) -> Spans:

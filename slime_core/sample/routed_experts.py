@@ -1,9 +1,9 @@
 """The experts to which an engine routed each token of a sample: compact, merged over calls, stored as JSON.
 
-`Sample.append_response_tokens` merges the experts that each engine call reports; the trainer replays them
-(`models/routing.py`). Standard library only; `numpy.asarray` reads the numbers without a copy. Row p belongs to the
-forward pass whose *input* was token p and which predicted token p + 1. So a sample of n tokens has n - 1 rows, and the
-first response token's log-prob comes from the row of the last prompt token.
+`Sample.append_response_tokens` merges the experts that each engine call reports; the trainer replays them. Standard
+library only; `numpy.asarray` reads the numbers without a copy. Row p belongs to the forward pass whose *input* was
+token p and which predicted token p + 1. So a sample of n tokens has n - 1 rows, and the first response token's log-prob
+comes from the row of the last prompt token.
 """
 
 from __future__ import annotations

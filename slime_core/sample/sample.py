@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SampleStatus(StrEnum):
-    """The state of a sample; every status except `PENDING` is terminal."""
+    """The state of a sample; `PENDING` and `ABORTED` samples are generated further."""
 
     PENDING = "pending"
     """Not generated, or waiting to be continued."""
@@ -56,6 +56,10 @@ LARGEST_SCORE = 1e15
 _LONGEST_REASON = 2000
 """Number of characters kept of a failure's reason."""
 _COLUMNS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
+_LISTS = (
+    *_COLUMNS, "token_weight_versions", "turns", "rollout_top_p_token_ids", "rollout_top_p_token_offsets",
+    "rollout_routed_experts",
+)  # fmt: skip
 _FINISH_STATUS = {
     "length": SampleStatus.TRUNCATED,
     "abort": SampleStatus.ABORTED,
@@ -100,7 +104,7 @@ class Sample(Attributes):
     """Reference answer from the data set."""
     reward: float | dict[str, Any] | None = None
     loss_mask: list[int] | None = None
-    """[response_length] 1 on tokens to train; None means all ones."""
+    """[response_length] 1 on tokens to train; None: all tokens that `spans` let train, without spans all."""
     weight_versions: list[str] = field(default_factory=list)
     """Weight version of each engine call."""
     rollout_log_probs: list[float] | None = None
@@ -322,7 +326,7 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: no response tokens {first} to {last}; it has {self.response_length}")
         prompt_length = len(self.tokens) - self.response_length
         self.spans = provenance.withhold(self.known_spans(), prompt_length + first, prompt_length + last, reason)
-        mask = [1] * self.response_length if self.loss_mask is None else list(self.loss_mask)
+        mask = provenance.loss_mask(self.spans, prompt_length) if self.loss_mask is None else list(self.loss_mask)
         mask[first:last] = [0] * (last - first)
         self.loss_mask = mask
 
@@ -350,8 +354,8 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: {n} sampled tokens need their log_probs")
         if len(log_probs) != n:
             raise ValueError(f"{self._name()}: {n} sampled tokens but {len(log_probs)} log_probs")
-        if n and (math.isnan(sum(log_probs)) or max(log_probs) > 1e-4):
-            raise ValueError(f"{self._name()}: log_probs must be numbers <= 0")
+        if n and (math.isnan(sum(log_probs)) or max(log_probs) > provenance.POSITIVE_LOG_PROB):
+            raise ValueError(f"{self._name()}: log_probs are {list(log_probs)!r:.80}; expected numbers <= 0")
         if self.response_length and self.rollout_log_probs is None:
             raise ValueError(
                 f"{self._name()}: cannot append log_probs to a response of {self.response_length} tokens without any"
@@ -376,7 +380,7 @@ class Sample(Attributes):
             self.spec_info.add(meta_info, num_tokens)
 
     def validate(self) -> None:
-        """Raise ValueError if the per-token fields do not have the response's length."""
+        """Raise ValueError if a per-token field is no list or does not have the response's length."""
         length = self.response_length
         if not hasattr(self.tokens, "__len__"):
             raise ValueError(f"{self._name()}: tokens is {type(self.tokens).__name__}; expected a list")
@@ -384,12 +388,12 @@ class Sample(Attributes):
             raise ValueError(f"{self._name()}: response_length is {length!r}; expected a count")
         if length > len(self.tokens):
             raise ValueError(f"{self._name()}: response_length {length} exceeds {len(self.tokens)} tokens")
-        for name in _COLUMNS:
+        for name in _LISTS:
             if (value := getattr(self, name)) is None:
                 continue
             if not hasattr(value, "__len__"):
                 raise ValueError(f"{self._name()}: {name} is {type(value).__name__}; expected a list")
-            if len(value) != length:
+            if name in _COLUMNS and len(value) != length:
                 raise ValueError(f"{self._name()}: {name} has {len(value)} entries for {length} tokens")
         versions = self.token_weight_versions
         if versions and len(versions) != length:
@@ -431,12 +435,15 @@ class Sample(Attributes):
         reason = hidden(f"{kind}: {error}")
         if len(reason) > _LONGEST_REASON:
             reason = f"{reason[:_LONGEST_REASON]}... ({len(reason)} characters)"
-        self.metadata = {**self.metadata, "failure": {"where": where, "error": reason}}
+        self.metadata = {**(self.metadata or {}), "failure": {"where": where, "error": reason}}
 
     def reset_for_retry(self) -> None:
         """Forget the response, so the prompt can be regenerated."""
         self.tokens = self.prompt_tokens
-        told = provenance.part(self.spans or (), 0, len(self.tokens))
+        try:
+            told = provenance.part(provenance.from_json(self.spans or ()), 0, len(self.tokens))
+        except (TypeError, ValueError):  # user code may set any value
+            told = []
         complete = provenance.num_tokens(told) == len(self.tokens)
         self.spans = told if complete and told != self._untold_prompt(len(self.tokens)) else None
         self.response, self.response_length, self.reward, self.sampled_after = "", 0, None, None

@@ -32,7 +32,7 @@ class Wait:
     """A row of the table: `with waiting("what", deadline=seconds, then="what happens then"):` around code that waits.
 
     Use a plain `with`, also in asynchronous code. Waits nest, and the inner wait is the more exact. An instance is
-    entered once.
+    in the table once at a time.
     """
 
     __slots__ = ("deadline", "loop", "queued", "reported", "since", "stop", "then", "thread", "waited", "what")
@@ -96,20 +96,20 @@ class Wait:
 waiting = Wait
 
 
-def named(what: str, *, then: str, deadline: str | float = "", stop: bool = False) -> Callable[[F], F]:
+def named(what: str, *, then: str, deadline: str | float | None = None, stop: bool = False) -> Callable[[F], F]:
     """Decorate a plain method, so that each call is recorded as a wait.
 
     Args:
         what: Name of the wait; `{0}` is the name of the rollout whose id is the first argument after `self`.
         then: As in `waiting`.
-        deadline: Seconds, or the attribute of `self.args` that holds them; empty means no deadline.
+        deadline: Seconds, or the attribute of `self.args` that holds them; None means no deadline.
         stop: As in `waiting`.
     """
 
     def decorate(method: F) -> F:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **keywords: object) -> object:
-            limit = getattr(self.args, deadline or "none", None) if isinstance(deadline, str) else deadline
+            limit = getattr(self.args, deadline) if isinstance(deadline, str) else deadline
             with waiting(what.format(*map(rollout_name, args[:1])), deadline=limit, then=then, stop=stop):
                 return method(self, *args, **keywords)
 

@@ -116,7 +116,7 @@ class WeightSync:
         version = self.version + 1
         if not self._pushed:
             self._pushed = True
-            self._choose(told=True)
+            self._choose(final=True)
         assert self._way is not None, "the receiver offers transports"
         extra = self._way.send(self._weights.named_weights(), version, _Push(self, version))
         self.version = version
@@ -126,12 +126,13 @@ class WeightSync:
         self._on_update(version)
         return metrics
 
-    def _choose(self, *, told: bool = False) -> None:
+    def _choose(self, *, final: bool = False) -> None:
+        """Choose the transport; with `final` also log the choice. An engine may name its transports when it starts."""
         wanted, offered = self.args.update_weight_transport, self._receiver.weight_transports
         chosen = choose_transport(wanted, offered, colocate=self.args.colocate)
         if chosen != self.transport:
             self.transport, self._way = chosen, _load(chosen, offered)(self.args)
-        if not told or self._way is None:
+        if not final or self._way is None:
             return
         if wanted == _NCCL:
             logger.info("--update-weight-transport nccl: weights go by %s", chosen)
@@ -249,7 +250,7 @@ class TensorTransport:
 
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
-    """`<dtype>:<32 hex digits>`, BLAKE2b (128 bits) over shape and raw bytes in row-major order."""
+    """Return `<dtype>:<32 hex digits>`, BLAKE2b (128 bits) over shape and raw bytes in row-major order."""
     tensor = tensor.detach().to("cpu").contiguous()
     digest = hashlib.blake2b(f"{tuple(tensor.shape)}".encode(), digest_size=16)
     # One element counts as contiguous with any stride, and only stride 1 can be viewed as bytes.
@@ -259,7 +260,7 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
 
 
 def checksum_dtype(checksum: str) -> torch.dtype:
-    """The dtype of the tensor that a checksum was made of."""
+    """Return the dtype of the tensor that a checksum was made of."""
     dtype = getattr(torch, checksum.split(":", 1)[0])
     assert isinstance(dtype, torch.dtype)
     return dtype

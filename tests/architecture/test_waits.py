@@ -76,7 +76,6 @@ ALLOWED = {
     "slime_rewards/processes/pool.py:_own": _SERVES,
     "slime_rewards/processes/pool.py:score": "its thread keeps the call's deadline; named by the reward stage",
     "workers/call.py:_serve": _SERVES,
-    "rollout/ahead.py:stop": _JUST_KILLED,
     "slime_sandbox_local/inside/forward.py:hand_over": "accepts a connection that is there already",
     "rollout/generate.py:run_group": "samples, each of which has deadlines of its own",
     "rollout/gate.py:begin": "the gate names it: a free place for samples",

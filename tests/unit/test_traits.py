@@ -32,7 +32,9 @@ def test_of_a_class_an_object_a_function_and_of_nothing() -> None:
 
 
 def test_a_value_of_another_type_is_refused_where_it_is_declared() -> None:
-    with pytest.raises(PluginError, match=r"EngineTraits: takes_images = 'yes' is no bool, such as False"):
+    with pytest.raises(
+        PluginError, match=r"EngineTraits: takes_images is 'yes'; expected a bool, such as the default False"
+    ):
         EngineTraits(takes_images="yes")  # type: ignore[arg-type]
 
 

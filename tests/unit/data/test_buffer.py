@@ -110,7 +110,7 @@ def test_another_buffer_than_the_checkpoints_starts_anew_with_its_groups(caplog:
     fifo.add([group(0), group(1)])
     curriculum.load_state_dict(json.loads(json.dumps(fifo.state_dict())))
     assert "buffer is a slime_buffers.fifo.Buffer; --buffer-filter-path 'curriculum'" in caplog.text
-    assert "starts anew: it gets the 2 groups that wait" in caplog.text
+    assert "which gets the 2 waiting groups" in caplog.text
     assert curriculum.take_metrics()["rollout/curriculum/known_prompts"] == 0
     assert [g[0].group_index for g in curriculum.take(2)] == [0, 1]
 

@@ -103,6 +103,25 @@ def test_what_is_neither_taken_nor_given_back_is_left_out() -> None:
     assert events(ledger)[2]["reason"] == "removed by the buffer"
 
 
+def test_a_run_that_returns_to_a_commit_draws_its_groups_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Source:
+        def get_samples(self, num_samples: int) -> list[Group]:
+            return [group(i) for i in range(num_samples)]
+
+    ledger = Ledger()
+    source = RecordedSource(Source(), ledger)
+    for _ in range(2):
+        groups = source.get_samples(2)
+        ledger.taken(0, groups[:1])
+        ledger.dropped(groups[1], "too easy")
+        ledger.short(1, "the budget is spent")
+        ledger.restore([])
+        assert ledger.take_reasons() == {}
+    assert not caplog.records
+    ledger.taken(1, [group(2)])
+    assert "reason" not in events(ledger)[-1]
+
+
 def test_parts_of_one_group_are_one_and_repetitions_are_not() -> None:
     ledger = Ledger()
     halves = [[s] for s in group(0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -77,6 +78,23 @@ def test_an_error_on_the_way_leaves_the_model_that_was_there(tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match="lost"):
         write_weights(tmp_path, failing(), shard_bytes=900)
     assert dict(read_weights(tmp_path)).keys() == TENSORS.keys()
+
+
+def test_a_kill_between_two_shards_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_weights(tmp_path, TENSORS.items(), shard_bytes=900)
+    replace, replaced = os.replace, list[Path]()
+
+    def killed(source: Path, target: Path) -> None:
+        if replaced:
+            raise KeyboardInterrupt
+        replace(source, target)
+        replaced.append(target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_weights(tmp_path, [(name, tensor + 100) for name, tensor in TENSORS.items()], shard_bytes=900)
+    with pytest.raises(ConfigError, match="no weights"):
+        dict(read_weights(tmp_path))
 
 
 @pytest.mark.parametrize(

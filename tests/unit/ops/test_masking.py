@@ -135,6 +135,15 @@ def test_a_large_reward_overflows_nothing_and_stays_in_its_group(large: float, s
     assert deviation([large, -large]) == pytest.approx(large * 2**0.5)
 
 
+@pytest.mark.parametrize("reward", [0.1, 89.45009911124609, 970675192.3090398, 957656003259669.8])
+def test_equal_rewards_have_no_advantage(reward: float) -> None:
+    """Their sum, divided by their number, is not always the reward itself."""
+    for size in range(2, 17):
+        assert group_normalize([reward] * size, [0] * size, std=True) == [0.0] * size
+        siblings = group_normalize([reward] * size, [0] * size, True, rollout_ids=[0] * (size - 1) + [1])
+        assert siblings == [0.0] * size
+
+
 def test_siblings_count_once_even_with_different_rewards() -> None:
     # Rollout 0 is worth (2 + 0) / 2 = 1; the members are 1 and 0.
     found = group_normalize([2.0, 0.0, 0.0], [0, 0, 0], std=False, rollout_ids=[0, 0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from slime_testing_probes.scripted import CharTokenizer, ScriptedEngine
 
 from slime_core.config import Args, load_settings
+from slime_core.data.dataset import exact_json
+from slime_core.data.dumps import to_json
 from slime_core.errors import EngineError, RolloutError
 from slime_core.protocols import GenerateTraits
 from slime_core.rollout.ahead import Ahead
@@ -19,7 +22,7 @@ from slime_core.rollout.pool import generate_rollout
 from slime_core.rollout.producer import OWNER
 from slime_core.rollout.reward import RewardStage
 from slime_core.rollout.stage import RolloutParts, RolloutResult, RolloutStage
-from slime_core.rollout.state import OpenGroup, OpenGroups
+from slime_core.rollout.state import OpenGroup, OpenGroups, from_line, to_line
 from slime_core.sample import Group, Sample, SampleStatus
 from tests.unit.rollout.parts import Scorer, Source
 
@@ -181,6 +184,27 @@ async def test_a_rollout_trained_after_a_push_is_one_version_old() -> None:
     assert batch(second)[2] == 2
     assert 0.0 <= second.metrics["perf/rollout_idle_fraction"] <= 1.0
     await ahead.stop()
+
+
+async def test_a_commit_with_a_metric_that_is_no_number_can_be_resumed() -> None:
+    class Measured(Stage):
+        async def generate_groups(self, rollout_id: int) -> tuple[list[Group], dict[str, float]]:
+            groups, metrics = await super().generate_groups(rollout_id)
+            return groups, {**metrics, "rollout/of_user": math.nan}
+
+    stage = Measured()
+    ahead = Ahead(settings(), stage)
+    stage.let(0, 1)
+    await ahead.generate(0)
+    await ahead.before_save()
+    lines = [to_json(to_line("ahead", group, "taken"), "the group") for group in ahead.open_groups()]
+    await ahead.stop()
+    resumed = Ahead(settings(), Stage())
+    resumed.restore_open_groups([from_line(exact_json(line))[1] for line in lines])
+    metrics = (await resumed.generate(1)).metrics
+    assert metrics["rollout/x"] == 1.0
+    assert math.isnan(metrics["rollout/of_user"])
+    await resumed.stop()
 
 
 def test_over_the_limit_tokens_are_masked_or_the_run_ends() -> None:

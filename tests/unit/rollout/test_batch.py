@@ -139,6 +139,10 @@ def test_a_reward_that_no_tensor_holds_costs_its_sample(reward: float, key: str 
         ([], "rollout 4 returned no samples"),
         ([sample(0, None, index=8)], r"sample 8 \(group 0, completed\) has no reward"),
         ([sample(0, "good")], "reward 'good' is not a number"),
+        (
+            [sample(0, metadata={"raw_reward": "high"})],
+            r"metadata\['raw_reward'\] returned a value that is not a number",
+        ),
         ([sample(0, 1.0, tokens=[10, 11])], "no prompt tokens"),
         ([sample(0, 1.0, loss_mask=[1])], "loss_mask has 1 entries for 2 tokens"),
         ([sample(1), sample(2), sample(None)], r"mixes the groups \[1, 2\]"),
@@ -151,6 +155,12 @@ def test_a_reward_that_no_tensor_holds_costs_its_sample(reward: float, key: str 
 def test_what_cannot_be_trained_on_is_named(samples: list[Sample], message: str) -> None:
     with pytest.raises(RolloutError, match=message):
         build([samples] if samples else [])
+
+
+def test_a_number_is_no_mapping_for_a_reward_key() -> None:
+    for reward in (0.5, {"acc": "good"}):
+        with pytest.raises(RolloutError, match="is not a mapping with a number for --reward-key 'acc'"):
+            make_batch(Args(reward_key="acc"), 0, [[sample(0, reward)]], None)
 
 
 # -- optional columns ------------------------------------------------------------------------------------

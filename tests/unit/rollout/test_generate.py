@@ -95,7 +95,8 @@ def test_what_was_written_before_the_error_and_fits_together_stays() -> None:
     "fields",
     [
         {"loss_mask": [1, 1, 1]}, {"response_length": 9}, {"response_length": -1}, {"response_length": None},
-        {"tokens": None}, {"loss_mask": 5}, {"rollout_log_probs": [0.0] * 4}, {"reward": "high"},
+        {"tokens": None}, {"loss_mask": 5}, {"rollout_log_probs": [0.0] * 4}, {"reward": "high"}, {"turns": 5},
+        {"rollout_routed_experts": 5, "metadata": None}, {"status": "done"},
     ],
 )  # fmt: skip
 def test_an_answer_that_does_not_fit_together_fails_its_sample_and_no_batch(fields: dict[str, Any]) -> None:
@@ -109,6 +110,18 @@ def test_an_answer_that_does_not_fit_together_fails_its_sample_and_no_batch(fiel
     assert (group[1].status, group[1].reward) == (Sample.Status.FAILED, None)
     assert group[1].metadata["failure"]["where"] == "generator 'g'"
     assert make_batch(ARGS, 0, [group], None).loss_masks[1] == [0]
+
+
+def test_a_reward_that_raises_costs_its_sample_however_its_status_is_written() -> None:
+    async def as_text(sample: Sample) -> Sample:
+        sample.append_response_tokens(tokens=[9], log_probs=[-1.0])
+        sample.status, sample.token_weight_versions = "completed", None  # type: ignore[assignment]
+        return sample
+
+    for reward, masks in ((lambda sample: 1.0, [[1], [1]]), (lambda sample: {}[sample.index], [[0], [0]])):
+        runner = make_runner(ARGS, Generator(as_text), Scorer(reward), resolve={}.__getitem__)
+        group = asyncio.run(runner.run_group(_group(), {}, rollout_id=0))
+        assert make_batch(ARGS, 0, [group], None).loss_masks == masks
 
 
 async def _gives_up(sample: Sample) -> Sample:  # as coding_agent_rl's _abort_result

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from slime_core.config import Args
+from slime_core.data.dataset import exact_json
+from slime_core.data.dumps import to_json
 from slime_core.errors import CheckpointError, RolloutError
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
@@ -171,17 +173,17 @@ async def test_old_tokens_are_masked_and_a_group_without_young_ones_goes() -> No
 
 
 def _stored(world: World) -> list[Any]:
-    lines = [to_line("continuous", g, None) for g in world.producer.open_groups()]
-    return [from_line(line)[1] for line in lines]
+    lines = [to_json(to_line("continuous", g, None), "the group") for g in world.producer.open_groups()]
+    return [from_line(exact_json(line))[1] for line in lines]
 
 
 async def test_dropped_groups_that_come_back_keep_their_rank() -> None:
     world, again = World(continuous_args()), World(continuous_args())
-    for index, spread in enumerate((0.5, 2.0, 1.0)):
+    for index, spread in enumerate((0.5, 2.0, 1.0, float("-inf"))):
         group = [Sample(group_index=index, index=index, reward=0.0, status=SampleStatus.COMPLETED)]
         world.producer.put_aside(Finished(group, group, spread=spread))
     again.producer.restore_open_groups(_stored(world))
-    assert [group.index for _, group in again.producer.aside] == [1, 2, 0]
+    assert [group.index for _, group in again.producer.aside] == [1, 2, 0, 3]
 
 
 async def test_unfinished_groups_of_another_size_are_refused() -> None:

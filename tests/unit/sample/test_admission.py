@@ -15,6 +15,7 @@ from slime_data.converted import batch_from_columns
 from slime_core import Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import RolloutError
+from slime_core.rollout import staleness
 from slime_core.rollout.batch import make_batch
 from slime_core.sample import admission, provenance
 from slime_core.sample.provenance import NOT_SAMPLED, Source, Span
@@ -62,6 +63,10 @@ def test_a_mask_that_withholds_is_kept_and_recorded() -> None:
     ]  # fmt: skip
 
 
+LISTS = (
+    *("loss_mask", "rollout_log_probs", "teacher_log_probs", "token_weight_versions", "turns"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"),
+)
 REFUSED: list[tuple[Callable[[], Sample], str]] = [
     (lambda: told(loss_mask=[1, 1, 1, 1]), "loss_mask trains response token 2, which is tool"),
     (lambda: told(loss_mask=[1, "0", 0, 1]), "loss_mask has the entry '0'; each is 0 or 1"),
@@ -84,6 +89,7 @@ REFUSED: list[tuple[Callable[[], Sample], str]] = [
     (lambda: told(rollout_log_probs=[-0.5]), "rollout_log_probs has 1 entries for 4 tokens"),
     (lambda: told(token_weight_versions=[3, 3, NOT_SAMPLED, 2]), "version 2, after one of version 3"),
     (lambda: told(tokens=[3, 4, 5, 6], spans=None), "no prompt tokens"),
+    *((lambda name=name: told(**{name: 5}), f"{name} is int; expected a list") for name in LISTS),
 ]
 
 
@@ -193,6 +199,10 @@ def test_versions_are_a_column_only_where_a_token_is_stale() -> None:
     assert batch.weight_version == 4
     batch = make_batch(ARGS, 0, [[*fresh, of_versions([3, 4])]], None, weight_version=4)
     assert batch.token_weight_versions == [[4, 4], [4, NOT_SAMPLED, 4], [3, 4]]
+    by_call = of_versions([], weight_versions=["default", 3, "4"])  # a generate function may note numbers
+    assert staleness.version_span([by_call], unknown=4) == (3, 3)
+    batch = make_batch(ARGS, 0, [[*fresh, by_call]], None, weight_version=4)
+    assert batch.token_weight_versions == [[4, 4], [4, NOT_SAMPLED, 4], [3, 3]]
     assert batch.to_rollout_data()["token_weight_versions"] == batch.token_weight_versions
     assert "weight_version" not in batch.to_rollout_data()
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.sample import NOT_SAMPLED, Sample, admission
-from slime_core.sample.provenance import TurnSpan
+from slime_core.sample import NOT_SAMPLED, Sample, SampleStatus, admission
+from slime_core.sample.provenance import Source, Span, TurnSpan
 
 
 def _sampled(tokens, **meta):
@@ -83,6 +83,29 @@ def test_a_failed_sample_has_no_reward_no_torn_response_and_a_reason_of_some_len
     torn.fail("generate", "half")
     torn.validate()
     assert (torn.tokens, torn.response_length, torn.loss_mask) == ([1], 0, None)
+
+
+def test_a_prompt_is_generated_again_whatever_user_code_wrote_as_its_spans() -> None:
+    for value, kept in (
+        ([["system", 1], ["user", 2]], [("system", 1, ""), ("user", 2, "")]),
+        ("none", None),
+        (5, None),
+    ):
+        sample = Sample(prompt="p", tokens=[1, 2, 3, 4], response_length=1, loss_mask=[1, 1])
+        sample.spans = value  # type: ignore[assignment]
+        sample.fail("generate", "its mask has another length")
+        assert (sample.tokens, sample.spans, sample.status) == ([1, 2, 3], kept, SampleStatus.FAILED)
+    rows = [["system", 1], ["user", 2, "context"]]
+    sample = Sample(tokens=[1, 2, 3], spans=rows)  # type: ignore[arg-type]
+    assert Sample.from_dict(sample.to_dict()).spans == [("system", 1, ""), ("user", 2, "context")]
+
+
+def test_withholding_leaves_a_tools_tokens_masked() -> None:
+    spans = [Span(Source.USER, 2), Span(Source.SAMPLED, 2), Span(Source.TOOL, 1)]
+    sample = Sample(index=0, tokens=[1, 2, 3, 4, 5], response_length=3, spans=spans, status=SampleStatus.COMPLETED)
+    sample.withhold(0, 1, "too old")
+    assert sample.loss_mask == [0, 1, 0]
+    assert admission.problem(sample) is None
 
 
 def test_turns_are_runs_of_sampled_tokens_with_what_was_noted_of_them() -> None:

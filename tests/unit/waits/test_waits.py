@@ -24,6 +24,7 @@ from slime_core.waits import (
     by_deadline,
     current,
     gave_up,
+    named,
     progress,
     published,
     raise_in,
@@ -248,6 +249,18 @@ def test_waiting_for_a_place_is_not_running() -> None:
         (row,) = [row for row in rows(current()) if row["what"] == "reward of sample 3"]
         assert (row["queued"], row["overdue"]) == (False, False)
         assert row["age"] < 5 < 100 <= row["waited"]
+
+
+def test_a_setting_that_does_not_exist_is_no_missing_deadline() -> None:
+    class Stage:
+        args = Args()
+
+        @named("the work", deadline="trian_timeout", then="the process ends")
+        def work(self) -> None:
+            raise AssertionError("it ran without a deadline")
+
+    with pytest.raises(AttributeError, match="trian_timeout"):
+        Stage().work()
 
 
 # -- bounded waits -----------------------------------------------------------------------------------
