@@ -1,6 +1,6 @@
 """The training loop: start reading here.
 
-    prompts -> rollout -> reward -> filter -> buffer -> batch   stages.rollout  (slime_core/rollout/stage.py)
+    prompts, buffer -> rollout -> reward -> filter -> batch     stages.rollout  (slime_core/rollout/stage.py)
             -> advantages -> loss -> optimizer                  stages.learner  (slime_core/learning/learner.py)
             -> weight sync                                      stages.weights  (slime_core/weights/sync.py)
             -> metrics, checkpoint                              stages.journal  (slime_core/launch/journal.py)
@@ -147,7 +147,7 @@ async def _train(args: Args, stages: Stages, evaluations: _Evaluations, start: i
         try:
             rollout = await clock.waits(stages.rollout.generate, rollout_id)
         except RolloutInterrupted as interrupted:
-            # Returning groups moved the data cursor: rewrite the last checkpoint.
+            # What was drawn is in the buffer again, and the data cursor has moved: rewrite the last commit.
             if rollout_id > 0 and (interrupted.drew or saved != rollout_id - 1):
                 await _save(stages, evaluations, rollout_id - 1)
             return rollout_id

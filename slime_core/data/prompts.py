@@ -1,4 +1,4 @@
-"""Stage 1: convert rows of `--prompt-data` to groups of PENDING samples with their prompt ids.
+"""Convert rows of `--prompt-data` to groups of PENDING samples with their prompt ids.
 
 The rollout draws groups here and gives unfinished groups back. The order of an epoch is a permutation of the file's
 order, determined by (`--rollout-seed`, epoch) alone, so the cursor in `state_dict` is a few integers. Prompts over

@@ -1,4 +1,4 @@
-"""Stages 8 to 10 of one rollout: `TrainBatch` -> optimizer steps -> metrics, on one data-parallel rank.
+"""The training of one rollout: `TrainBatch` -> optimizer steps -> metrics, on one data-parallel rank.
 
 The loop calls it with the whole batch on every rank. Each rank computes the same schedule and takes its share: first
 the forward passes (`learning/passes.py`), then the critic's steps, if the estimator needs values, then the actor's

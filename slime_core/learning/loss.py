@@ -1,4 +1,4 @@
-"""Stage 9: a micro-batch's log-probs -> the scalar to differentiate and the metrics to sum.
+"""A micro-batch's log-probs -> the scalar to differentiate and the metrics to sum.
 
 A loss is a component of kind "losses", named by `--loss-type`; the learner binds it to each optimizer step and the
 trainer calls the result per micro-batch. Nothing here is a mean over a micro-batch. Every term is a sum of values times

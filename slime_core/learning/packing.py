@@ -1,4 +1,4 @@
-"""Stage 7b: assign samples to optimizer steps, ranks and micro-batches.
+"""Assign samples to optimizer steps, ranks and micro-batches.
 
 The learner calls it on every rank with the whole batch. The result depends only on the batch, so all ranks agree
 without communication.

@@ -8,7 +8,7 @@ recomputed log-probs of all samples. With `--use-rollout-logprobs` the old log-p
 `--keep-old-actor` they come from the weights that were served last. Off-policy corrections take recomputed log-probs of
 all samples, or none (`--proximal-policy interpolate`).
 
-Stage 8 follows from them: shaped rewards, log-probs and values -> advantages and returns, through the estimator, on
+Advantages follow from them: shaped rewards, log-probs and values -> advantages and returns, through the estimator, on
 every rank (whitening talks to the others). The KL here is between the policy at the start of the update and the
 reference, and reaches the reward only through estimators that use it; the KL in the loss is another term
 (`learning/loss.py`).

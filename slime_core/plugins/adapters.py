@@ -1,8 +1,8 @@
 """Uniform calls of rewards and generate functions, for every form that their authors may choose.
 
-The rollout holds a `RewardCaller` and a `GenerateCaller`; the rollout itself handles deadlines, concurrency and failed
-samples. Keywords are passed only to functions that declare them by name; `**kwargs` alone declares nothing, as in
-THUDM/slime.
+The rollout holds a `RewardCaller`, which limits time and number of the reward's calls, and a `GenerateCaller`, whose
+calls the rollout itself limits. The rollout handles failed samples. Keywords are passed only to functions that declare
+them by name; `**kwargs` alone declares nothing, as in THUDM/slime.
 """
 
 from __future__ import annotations

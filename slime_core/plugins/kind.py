@@ -1,7 +1,7 @@
 """The kinds of component that a run is made of, and the flags that take a function, one row (`Kind`) each.
 
-Discovery, the resolver, the signature check and `slime plugins` read the rows (`kinds.py`) and do not branch on a kind.
-A flag whose function implements a hook has its row next to the hook (`hookspecs.py`).
+Discovery, the resolver, the signature check and `slime plugins` read the rows (collected in `kinds.py`) and do not
+branch on a kind. A flag whose function implements a hook has its row next to the hook (`hookspecs.py`).
 """
 
 from __future__ import annotations

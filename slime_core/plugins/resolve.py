@@ -2,7 +2,7 @@
 
 ======================  ====================================================================================
 `name`                  registered component of that name
-`prefix_name`           the same, wrapped, for the prefixes of the kind: `boxed_math` (`kinds.Kind.prefixes`)
+`prefix_name`           the same, wrapped, for the prefixes of the kind: `boxed_math` (`kind.Kind.prefixes`)
 `dist:name`             the same, from one distribution; chosen when a distribution of that name offers plugins
 `pkg.mod:attr`          import `pkg.mod`, take `attr`
 `pkg.mod.attr`          the same, split at the last dot (THUDM/slime's form)

@@ -1,8 +1,8 @@
-"""Stage 7: finished groups -> `TrainBatch`, one row per sample, rewards shaped by the estimator.
+"""Finished groups -> `TrainBatch`, one row per sample, rewards shaped by the estimator.
 
-The loop calls it after the buffer. A sample that cannot be trained on (removed by a filter, failed without a reward, or
-refused by `sample.admission`) keeps its row, so that batch sizes match the configuration. Its mask is zero *and* its
-reward is outside the group statistics (THUDM/slime includes it).
+The rollout stage calls it with the groups of a rollout. A sample that cannot be trained on (removed by a filter, failed
+without a reward, or refused by `sample.admission`) keeps its row, so that batch sizes match the configuration. Its mask
+is zero *and* its reward is outside the group statistics (THUDM/slime includes it).
 
 Missing ids get the smallest unused numbers. A sample without response tokens becomes a placeholder row, one masked
 response token after one prompt token, so no later stage sees an empty response.

@@ -1,4 +1,4 @@
-"""Deadlines of prompt groups and rollouts, and the actions at a deadline: `--group-timeout`, `--rollout-stall-timeout`.
+"""Deadlines of prompt groups and of rollouts in which no sample ends: `--group-timeout`, `--rollout-stall-timeout`.
 
 `rollout.pool` and `rollout.evaluate` run groups by `group_runner` here, and wait with `some_done`. If a group exceeds
 its deadline, `--group-timeout-policy` decides:

@@ -280,7 +280,7 @@ class FilterStage:
         return FilterDecision(bool(answer.keep), getattr(answer, "reason", None), insufficient)
 
     def count(self, reason: str) -> None:
-        """Count one dropped group."""
+        """Count one group that is not kept, `kept_exhausted` later, or given back (reason "aborted")."""
         self._drops[reason] += 1
 
     def count_kept(self, why: str) -> None:

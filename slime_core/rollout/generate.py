@@ -1,4 +1,4 @@
-"""Stage 3: a prompt group -> the same group with responses and rewards.
+"""A prompt group -> the same group with responses and rewards.
 
 `rollout.pool` and `rollout.evaluate` call `SampleRunner.run_group`. A failed sample is returned with status FAILED
 and the reason; only `--max-consecutive-failures` failures in a row stop the run. A generate function may return several

@@ -1,4 +1,4 @@
-"""Stage 4: finished samples -> rewards.
+"""Finished samples -> rewards.
 
 `rollout.generate` calls `score` per sample, or once per complete group (`--group-rm`). If a reward function raises,
 exceeds `--rm-timeout`, ends its process or returns a value that is not a number, its samples become FAILED with the
@@ -184,7 +184,7 @@ class RewardStage:
         try:
             of = f" of sample {samples[0].index}" if len(samples) == 1 else f" of group {samples[0].group_index}"
             with waiting(scorer.label + of, deadline=None, then="the samples fail", queued=True) as wait:
-                when_placed(lambda: wait.restart(self.args.rm_timeout))
+                when_placed(lambda: wait.restart(self.args.rm_timeout))  # for `slime why`; `score` ends it
                 rewards = await scorer.score(samples, evaluation)
         except Exception as error:
             logger.debug("%s failed", scorer.label, exc_info=True)

@@ -1,8 +1,8 @@
-"""Stage 11: trained parameters -> the rollout engines, under a version that only grows.
+"""Trained parameters -> the rollout engines, under a version that grows with every push.
 
-The loop calls `push` after every update. The transport sends the version (`TensorTransport`, or another of the kind
-`weight_transports`); this module chooses the transport, numbers the versions, and times and checks the push.
-`--check-weight-update-equal` compares the served weights with the trained weights, tensor by tensor.
+The loop calls `push` every `--update-weights-interval` rollouts. The transport sends the version (`TensorTransport`, or
+another of the kind `weight_transports`); this module chooses the transport, numbers the versions, and times and checks
+the push. `--check-weight-update-equal` compares the served weights with the trained weights, tensor by tensor.
 """
 
 from __future__ import annotations

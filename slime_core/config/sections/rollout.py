@@ -103,7 +103,7 @@ class RolloutArgs(Section):
     custom_convert_samples_to_train_data_path: str | None = None
     """fn(args, samples) that makes the train data."""
     rollout_timeout: PositiveFloat | None = 3600.0
-    """Seconds the generation of one sample may take; longer ones fail."""
+    """Seconds that one sample, not a rollout, may be generated for; longer ones fail."""
     max_consecutive_failures: PositiveInt = 64
     """So many samples failing one after the other stop the run."""
     rollout_buffer_url: str | None = None

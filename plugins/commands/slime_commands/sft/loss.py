@@ -1,4 +1,4 @@
-"""Stage 9 of supervised fine-tuning: the loss `sft_loss`."""
+"""Supervised fine-tuning: the loss `sft_loss`."""
 
 from __future__ import annotations
 
