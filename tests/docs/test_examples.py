@@ -7,7 +7,6 @@ import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from slime_rewards.processes.pool import WorkerPool
@@ -17,12 +16,9 @@ from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
 from slime_core.config.spec import flag_specs
 from tests.conftest import Slime, TinyRun
+from tests.run_files import samples
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def samples(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(x) for f in sorted((run_dir / "rollouts").iterdir()) for x in f.read_text().splitlines()]
 
 
 def test_every_example_is_tested_here() -> None:
