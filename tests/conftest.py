@@ -29,6 +29,10 @@ settings.register_profile(
     "busy", parent=settings(), deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy")
+# It would parse every module of slime, seconds in each process, to try one of their 14,000 constants now and then.
+providers: Any = sys.modules.get("hypothesis.internal.conjecture.providers")
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that no path has is no reason to ask a server
 

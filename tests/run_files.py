@@ -14,6 +14,11 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
+def samples(run_dir: Path) -> list[dict[str, Any]]:
+    """The samples of all stored rollouts."""
+    return [sample for file in sorted((run_dir / "rollouts").iterdir()) for sample in json_lines(file)]
+
+
 def metrics(run_dir: Path, apart_from: str | tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """By step, without the names that begin so."""
     lines = json_lines(run_dir / "metrics.jsonl")

@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from slime_core.config.flags import SettingsParser
 from slime_core.plugins import discovery
 from tests.forked_worker import SHARED, START_S, connection_to
 
@@ -55,12 +56,15 @@ IMPORTED = (
     "slime_trainer_megatron.arguments.defaults", "slime_trainer_megatron.arguments.fields",
     "slime_trainer_megatron.arguments.flags", "slime_trainer_megatron.arguments.owned",
     "slime_trainer_megatron.hookspecs",
-    "slime_core.plugins.commands", "slime_engine_sglang.foreign", "slime_estimators.grpo",
-    "slime_generators.single_turn", "slime_hooks.invariants", "slime_hooks.shadow",
-    "slime_hooks.trackers.progress", "slime_hooks.trackers.tensorboard",
-    "slime_launcher_ray.plugin",
-    "slime_runs.profiler", "slime_runs.store", "slime_trainer_megatron.arguments", "tensorboard.compat.proto.event_pb2",
-    "tensorboard.summary.writer.record_writer", "zstandard",
+    "slime_commands.eval.command", "slime_commands.eval.generation", "slime_commands.eval.record",
+    "slime_core.plugins.answers", "slime_data.buffer_functions", "slime_data.flat_source", "slime_data.greedy_baseline",
+    "slime_data.layouts", "slime_data.named_rewards", "slime_engine_sglang.foreign", "slime_engine_vllm.flags",
+    "slime_estimators.grpo", "slime_generators.single_turn", "slime_hooks.adaptive_kl", "slime_hooks.invariants",
+    "slime_hooks.shadow", "slime_hooks.trackers.progress", "slime_hooks.trackers.tensorboard", "slime_hub.fetch",
+    "slime_launcher_ray.plugin", "slime_runs.loop_lag", "slime_runs.metrics", "slime_runs.profiler",
+    "slime_runs.sample_metrics", "slime_runs.scores", "slime_runs.store", "slime_trainer_megatron.arguments",
+    "rich.console", "rich.table", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer",
+    "zstandard",
 )  # fmt: skip
 """What a run imports."""
 MEGATRON = (
@@ -179,6 +183,7 @@ def _import(modules: Sequence[str]) -> None:
         for module in modules:
             importlib.import_module(module)
     discovery.discovered()  # each command finds the same plugins of the checkout: their files are parsed once
+    SettingsParser(())  # and has the same flags
     gc.collect()
     gc.freeze()  # no command has to look through what was imported
 

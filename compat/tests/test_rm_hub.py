@@ -191,7 +191,8 @@ def test_a_grader_without_its_plugin_says_what_to_install(
     monkeypatch.setitem(sys.modules, plugin, None)
     with pytest.raises(ImportError, match="pip install slime-rl") as caught:
         function("x", "y")
-    assert f"slime.rollout.rm_hub.{module}.{name} needs {plugin} " in str(caught.value)
+    wanted_by = f"slime.rollout.rm_hub.{module}.{name}"
+    assert f"{wanted_by} needs {plugin} of slime-rl, which is not installed" in str(caught.value)
 
 
 # -- filters ---------------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
 from typing import Any, NoReturn
 
 from slime_core.config.flag_parser import FlagParser, OnlyGiven, Switch, as_json, off_names, takes_list, truth, words
 from slime_core.config.foreign import ForeignFlags, Lists, renamed
 from slime_core.config.settings import FLAG, Entry
-from slime_core.config.spec import FlagSpec, flag_specs
+from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError, did_you_mean
 
 _HELP_HEAD = (
@@ -94,16 +96,28 @@ class _FirstPage(argparse.Action):
         raise SystemExit(0)
 
 
-def _add_flag(group: argparse._ArgumentGroup, spec: FlagSpec) -> None:
-    shape: dict[str, Any] = {"metavar": spec.metavar, "default": spec.default}
-    if spec.kind == "bool" and not spec.is_list:
-        shape |= {"action": Switch, "off": [spec.off_flag] if spec.off_flag else []}
-    elif spec.spelling.append:
-        shape |= {"action": "append"}
-    elif spec.is_list:
-        shape |= {"action": "extend", "nargs": "+"}
-    options = [spec.flag, *(f"--{name}" for name in spec.spelling.also)]
-    group.add_argument(*options, dest=spec.name, help=spec.help.replace("%", "%%"), **shape)
+@cache
+def _own_flags() -> argparse.ArgumentParser:
+    """Return a parser of slime's flags, by section, which every `SettingsParser` shares: there are hundreds."""
+    own = argparse.ArgumentParser(add_help=False)
+    for section, specs in groupby(flag_specs().values(), lambda spec: spec.section):
+        group = own.add_argument_group(section)
+        for spec in specs:
+            shape: dict[str, Any] = {"metavar": spec.metavar, "default": spec.default}
+            if spec.kind == "bool" and not spec.is_list:
+                shape |= {"action": Switch, "off": [spec.off_flag] if spec.off_flag else []}
+            elif spec.spelling.append:
+                shape["action"] = "append"
+            elif spec.is_list:
+                shape |= {"action": "extend", "nargs": "+"}
+            group.add_argument(
+                spec.flag,
+                *(f"--{name}" for name in spec.spelling.also),
+                dest=spec.name,
+                help=spec.help.replace("%", "%%"),
+                **shape,
+            )
+    return own
 
 
 class SettingsParser(FlagParser):
@@ -116,19 +130,24 @@ class SettingsParser(FlagParser):
             foreign: Owners of other programs' flags, for the help texts.
             prog: The command as the user types it.
         """
-        usage = f"{prog} [--config FILE] [flags]"
-        super().__init__(prog, usage=usage, description=_HELP_HEAD.format(prog=prog), allow_abbrev=True)
+        super().__init__(
+            prog,
+            usage=f"{prog} [--config FILE] [flags]",
+            description=_HELP_HEAD.format(prog=prog),
+            allow_abbrev=True,
+            parents=[_own_flags()],
+        )
         self.foreign = foreign
-        self._abbreviated: set[str] = set()
+        self._abbreviated = set[str]()
         self.add_argument("-h", "--help", action=_FirstPage, nargs=0, help="the first page")
         self.add_argument("--help-all", action="help", help="list every setting")
-        groups: dict[str, argparse._ArgumentGroup] = {}
-        for spec in flag_specs().values():
-            if spec.section not in groups:
-                groups[spec.section] = self.add_argument_group(spec.section)
-            _add_flag(groups[spec.section], spec)
-        run, text = groups["Run"], "Set one entry of a mapping, e.g. plugins.math.tolerance=1e-6; repeatable."
-        run.add_argument("--set", action="append", metavar="NAME.KEY=VALUE", help=text)
+        (run,) = (group for group in self._action_groups if group.title == "Run")
+        run.add_argument(
+            "--set",
+            action="append",
+            metavar="NAME.KEY=VALUE",
+            help="Set one entry of a mapping, e.g. plugins.math.tolerance=1e-6; repeatable.",
+        )
         for owner in foreign:
             names = [f"--{name}" for name in owner.examples] + [f"--{p}*" for p in owner.prefixes]
             names += [f"(--{owner.help_flag} lists them)"] if owner.help_flag else owner.listed.by_name

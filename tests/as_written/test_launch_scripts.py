@@ -17,14 +17,7 @@ from slime_trainer_megatron.trainer import MegatronTrainer
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.models.hf_io import write_config
-from tests.as_written.launch_scripts import (
-    EXCEPTIONS,
-    MODELS,
-    NOT_REHEARSED,
-    WHEN_STARTED,
-    launch_scripts,
-    verdicts,
-)
+from tests.as_written.launch_scripts import EXCEPTIONS, MODELS, NOT_REHEARSED, WHEN_STARTED, launch_scripts, verdicts
 from tests.conftest import Slime
 
 SCRIPTS = launch_scripts()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from pathlib import Path
 
 import pytest
 from slime_engine_sglang import plan_command as engines
 
-from tests.conftest import Slime, TinyRun
+from tests.conftest import Slime
 
 MODEL = ("--rollout-engine", "sglang", "--hf-checkpoint", "/nowhere")
 
@@ -56,17 +55,4 @@ def test_an_engine_without_servers_has_no_plan(slime: Slime) -> None:
     assert done.stderr == (
         "slime: error: --rollout-engine 'embedded' (default) starts no servers, so there is no plan; type"
         " --rollout-engine sglang\n"
-    )
-
-
-@pytest.mark.slow
-def test_other_engines_refuse_models_and_warn_of_placement(slime: Slime, tiny: TinyRun, tmp_path: Path) -> None:
-    embedded = tiny.argv(tmp_path / "run", rollout_engine="embedded")
-    done = slime("check", *embedded, "--sglang-config", "m.yaml", check=False)
-    assert done.returncode == 2
-    assert "--sglang-config 'm.yaml' (flag) has no effect with --rollout-engine embedded" in done.stderr
-    done = slime("check", *embedded, "--rollout-num-gpus", "2")
-    assert (
-        "without effect with --rollout-engine embedded and --train-backend embedded: --rollout-num-gpus 2"
-        in done.stderr
     )

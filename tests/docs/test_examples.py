@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from slime_rewards.processes.pool import WorkerPool
@@ -20,12 +16,9 @@ from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
 from slime_core.config.spec import flag_specs
 from tests.conftest import Slime, TinyRun
+from tests.run_files import samples
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def samples(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(x) for f in sorted((run_dir / "rollouts").iterdir()) for x in f.read_text().splitlines()]
 
 
 def test_every_example_is_tested_here() -> None:
@@ -87,15 +80,6 @@ class TestCustomGenerate(GeneratorContract):
     max_new_tokens = 400
 
 
-@pytest.mark.slow
-def test_custom_reward_in_a_run(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    (tmp_path / "price.yaml").write_text("custom: {token_price: 0.01}\n")
-    argv = tiny.argv(tmp_path / "run", num_rollout=1, custom_rm_path=EXAMPLES / "custom_reward.py")
-    done = slime("train", *argv, "--config", tmp_path / "price.yaml")
-    assert "failed" not in done.stderr
-    assert "token_price" in (tmp_path / "run/config.yaml").read_text()
-
-
 def test_rewards_of_other_trainers(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
     """Each scores; one of them trains."""
     args = Args(reward_key="score")
@@ -149,26 +133,3 @@ def test_the_judge_runs_where_the_page_says() -> None:
     for spec, execution in (("reward.py", "async"), ("reward.py:blocking", "process")):
         found = resolve("rewards", str(folder / spec))
         assert RewardCaller(found, Args(), workers=lambda: pool, spec=str(folder / spec)).execution == execution
-
-
-@pytest.mark.slow
-def test_third_party_plugin_installed(tiny: TinyRun, tmp_path: Path) -> None:
-    """`pip install` of the folder makes the name known, and removing it makes it unknown."""
-    site = tmp_path / "site"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--target",
-        str(site),
-    ]
-    subprocess.run([*pip, str(EXAMPLES / "third_party_plugin")], check=True, timeout=300)
-    command = [sys.executable, "-m", "slime_core", "plugins", "show", "rewards/digits"]
-    env = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
-    assert "slime-reward-digits 0.1.0" in done.stdout, done.stderr
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from slime_testing_contracts.loop import LoopRun, run_loop
 from slime_testing_contracts.tiny import write_rows
 
 from slime_core.errors import ConfigError
+from tests.conftest import Slime
 from tests.run_files import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -98,12 +96,10 @@ def test_weights_are_pushed_at_their_interval_and_evaluated_in_the_background(
     assert evaluations(last) == {2: evaluations(run)[2]}
 
 
-def test_train_async_py_is_slime_train_async() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(
-        [sys.executable, ROOT / "train_async.py", "--colocate", "--hf-checkpoint", "/m", "--prompt-data", "d",
-         "--rm-type", "math", "--num-rollout", "1", "--rollout-batch-size", "1", "--rollout-max-response-len", "4"],
-        capture_output=True, text=True, timeout=60, env=environment,
+def test_train_async_py_is_slime_train_async(program: Slime) -> None:
+    said = program(
+        ROOT / "train_async.py", "--colocate", "--hf-checkpoint", "/m", "--prompt-data", "d", "--rm-type", "math",
+        "--num-rollout", "1", "--rollout-batch-size", "1", "--rollout-max-response-len", "4", cwd=ROOT,
     )  # fmt: skip
     assert said.returncode == 2
     assert "--async (flag) and --colocate (flag) exclude each other" in said.stderr

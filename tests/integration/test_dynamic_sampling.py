@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from slime_testing_contracts import LoopRun
-
-from tests.conftest import Slime, TinyRun
 
 FILTER = """
 from slime_core import FilterDecision
@@ -16,21 +13,6 @@ from slime_core import FilterDecision
 def dynamic_filter(args, samples):
     return FilterDecision(samples[0].group_index % 4 == 0, "not_a_fourth")
 """
-PLAIN = {"eval_interval": None, "eval_prompt_data": None, "num_rollout": 2}
-
-
-def _argv(tiny: TinyRun, tmp_path: Path, **changes: Any) -> list[str]:
-    path = tmp_path / "fourth.py"
-    path.write_text(FILTER)
-    flags = {**PLAIN, "dynamic_sampling_filter_path": path, "dynamic_sampling_budget": 2, **changes}
-    return tiny.argv(tmp_path / "run", **flags)
-
-
-def test_a_spent_budget_stops_the_run_with_the_reasons(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:
-    done = slime("train", *_argv(tiny, tmp_path), check=False)
-    assert done.returncode == 1
-    assert "groups drawn and only 2 of 4 kept (not kept: {'rollout/dynamic_filter/drop_not_a_fourth'" in done.stderr
-    assert "--dynamic-sampling-on-exhausted" in done.stderr
 
 
 def test_or_is_filled_with_dropped_groups(run_loop: Callable[..., LoopRun], tmp_path: Path) -> None:

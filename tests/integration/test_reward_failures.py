@@ -96,15 +96,3 @@ def _is_of(test: Path, process: psutil.Process) -> bool:
         return process.environ().get("OF_THIS_TEST") == str(test)
     except psutil.Error:
         return False
-
-
-@pytest.mark.parametrize("limit", [4])
-def test_failures_in_a_row_stop_the_run_with_the_reason(
-    limit: int, slime: Slime, tiny: TinyRun, tmp_path: Path
-) -> None:
-    (tmp_path / "bad.py").write_text("def reward(args, sample, **kwargs):\n    raise ValueError('no gold answer')\n")
-    argv = tiny.argv(tmp_path / "run", custom_rm_path=tmp_path / "bad.py", max_consecutive_failures=limit)
-    done = slime("train", *argv, check=False)
-    assert done.returncode == 1
-    assert f"{limit} samples in a row failed" in done.stderr
-    assert "no gold answer" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ from slime_testing_contracts import ScriptedService
 from slime_core import RewardCaller, Sample, resolve
 from slime_core.config import Args
 from tests.conftest import Slime, TinyRun
+from tests.run_files import samples
 from tests.tiny_models import byte_tokenizer, make_model, make_text_model, one_thread
 
 __all__ = ["byte_tokenizer", "make_model", "make_text_model", "one_thread"]
 Models = Callable[..., tuple[Path, Any]]
 SHORT: dict[str, Any] = {"eval_interval": None, "eval_prompt_data": None, "num_rollout": 1, "custom_rm_path": None}
-
-
-def samples(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(x) for f in sorted((run_dir / "rollouts").iterdir()) for x in f.read_text().splitlines()]
 
 
 def test_a_service_that_refuses_fails_samples_with_its_words(tiny: TinyRun, slime: Slime, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from slime_corrections.weights import bounded_weights, importance_at, mean_weigh
 from slime_testing_contracts import suites
 
 from slime_core.errors import ConfigError
+from tests.unit.ops.test_corrections import ENGINE, LENGTHS, MASK, MASKS, TRAIN, flat, kept, ratios
 
 CORRECTIONS = {
     "mis": {
@@ -30,28 +31,7 @@ CORRECTIONS = {
 globals().update(suites("corrections", "slime_corrections", CORRECTIONS, globals()))
 
 
-torch.set_num_threads(1)
-
-LENGTHS = [3, 2, 1, 2]
-TRAIN = [[-0.5, -1.0, -0.2], [-1.0, -2.0], [-0.3], [-4.0, -0.1]]
-ENGINE = [[-0.6, -1.2, -0.1], [-1.5, -1.0], [-0.9], [-0.1, -0.2]]
-MASKS = [[1, 1, 0], [1, 1], [0], [1, 1]]
-
-
-def flat(rows: list[list[float]]) -> torch.Tensor:
-    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
-
-
-def kept(values: list[float], mask: list[int]) -> list[float]:
-    return [v for v, m in zip(values, mask, strict=True) if m]
-
-
-def ratios() -> list[list[float]]:
-    return [[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(TRAIN, ENGINE, strict=True)]
-
-
 R = flat(TRAIN) - flat(ENGINE)
-MASK = flat(MASKS)  # type: ignore[arg-type]
 
 
 def test_the_exponent_is_bounded_at_twenty_after_the_sum() -> None:

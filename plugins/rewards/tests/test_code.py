@@ -216,25 +216,16 @@ def test_a_cheat_does_not_pass_calls_and_programs() -> None:
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
-FORK_BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
-RUNAWAYS = {
-    "loop": "while True: pass",
-    "fork bomb": FORK_BOMB,
-    "own session": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-    "        time.sleep(99)\ntime.sleep(99)",
-    "ignores signals": "import signal, time\nfor s in (1, 2, 15):\n    signal.signal(s, signal.SIG_IGN)\n"
-    "time.sleep(99)",
-}
 
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        RUNAWAYS["own session"],
-        *(pytest.param(p, marks=pytest.mark.slow) for n, p in RUNAWAYS.items() if n != "own session"),
-    ],
-)
-def test_a_runaway_is_ended_with_all_it_started(program: str) -> None:
+def test_a_runaway_is_ended_with_all_it_started() -> None:
+    program = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(99)
+time.sleep(99)
+"""
     started, before = time.monotonic(), psutil.Process().children(recursive=True)
     assert score(program, {"inputs": [""], "outputs": [""]}, {"timeout": 0.4}) == 0.0
     assert time.monotonic() - started < 40

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from slime_core.config import Args
 from slime_core.errors import TrainError
-from slime_core.learning.packing import (
-    PackingPolicy,
-    Schedule,
-    build_schedule,
-    first_fit,
-    karmarkar_karp,
-    split_bins,
-)
+from slime_core.learning.packing import PackingPolicy, Schedule, build_schedule, first_fit, karmarkar_karp, split_bins
 from slime_core.models.family import DecoderShape
 from slime_core.sample import TrainBatch
 from tests.batches import train_batch

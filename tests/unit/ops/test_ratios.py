@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slime_core.errors import ConfigError
 from slime_core.ops.ratios import clipped_surrogate, clipped_value_loss, kl_estimate, ratio_from_kl, sequence_kl
 
 
@@ -24,21 +25,26 @@ def test_an_absurd_ratio_stays_finite_with_finite_gradient() -> None:
     assert torch.isfinite(kl.grad).all()
 
 
-LOG_P = torch.tensor([-0.5, -1.0, -2.0, -0.1])
-LOG_REF = torch.tensor([-0.7, -0.6, -2.0, -3.1])
+LOG_P = torch.tensor([-0.5, -1.0, -2.0, -0.1, -9.0])
+LOG_REF = torch.tensor([-0.7, -0.6, -2.0, -3.1, 0.0])
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("k1", [0.2, -0.4, 0.0, 3.0]),
-        ("k2", [0.02, 0.08, 0.0, 4.5]),
-        ("k3", [0.0187308, 0.0918247, 0.0, 2.0497870]),
-        ("low_var_kl", [0.0187308, 0.0918247, 0.0, 2.0497870]),
+        ("k1", [0.2, -0.4, 0.0, 3.0, -9.0]),
+        ("k2", [0.02, 0.08, 0.0, 4.5, 40.5]),
+        ("k3", [0.0187308, 0.0918247, 0.0, 2.0497870, 8093.083928]),
+        ("low_var_kl", [0.0187308, 0.0918247, 0.0, 2.0497870, 10.0]),
     ],
 )
 def test_golden_estimates_of_the_kl(kind: str, expected: list[float]) -> None:
-    assert kl_estimate(LOG_P, LOG_REF, kind).tolist() == pytest.approx(expected, abs=1e-6)
+    assert kl_estimate(LOG_P, LOG_REF, kind).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_an_unknown_estimate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'k9': allowed: k1, k2, k3, low_var_kl"):
+        kl_estimate(LOG_P, LOG_REF, "k9")
 
 
 @pytest.mark.parametrize("kind", ["k3", "low_var_kl"])

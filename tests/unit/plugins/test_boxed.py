@@ -63,15 +63,7 @@ class Texts:
         return [float(len(text)) for text in responses]
 
 
-class Called:
-    def __init__(self, args: Any = None) -> None:
-        self.unit = 1.0
-
-    async def __call__(self, args: Any, sample: Sample, evaluation: bool = False) -> float:
-        return self.unit * len(sample.response)
-
-
-@pytest.mark.parametrize("obj", [length, length_async, length_batch, Texts, Texts(), Called, Called()])
+@pytest.mark.parametrize("obj", [length, length_async, length_batch, Texts, Texts()])
 def test_every_form_of_reward_is_told_the_box(obj: Any) -> None:
     registry = Registry()
     registry.add_object("rewards", "length", obj)

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import ConfigError
-from slime_core.plugins.discovery import (
-    add_directory,
-    add_installed,
-    add_plugin_directories,
-    plugin_directories,
-)
+from slime_core.plugins.discovery import add_directory, add_installed, add_plugin_directories, plugin_directories
 from slime_core.plugins.registry import RANK_EXPLICIT, Registry
 
 EXPLODES = "raise RuntimeError('imported')\n"

@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from slime_core.config import Args
-from slime_core.errors import (
-    ConfigError,
-    PluginConflictError,
-    PluginError,
-    PluginLoadError,
-)
+from slime_core.errors import ConfigError, PluginConflictError, PluginError, PluginLoadError
 from slime_core.plugins.manager import build_manager
 
 HOOKS = {"slime.plugins": {"watch": "plug_thing_hooks"}}

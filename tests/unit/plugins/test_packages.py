@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from slime_commands.plugins import installing, packages, uninstalling
@@ -192,7 +193,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ]
     for wheel in wheels:
-        subprocess.run([sys.executable, "-m", "zipfile", "-e", wheel, site], check=True)
+        ZipFile(wheel).extractall(site)
     monkeypatch.syspath_prepend(str(site))
     return site
 

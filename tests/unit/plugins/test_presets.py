@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,18 +82,3 @@ def test_commands_without_an_algorithm_take_no_preset() -> None:
     argv += ["--eval-prompt-data", "a", "b", "--eval-max-response-len", "4"]
     settings = load_settings(argv, command="eval", env={})
     assert settings.args.eps_clip_high == 0.2
-
-
-@pytest.mark.slow
-def test_only_a_run_with_a_preset_loads_torch() -> None:
-    code = (
-        "import sys; from slime_core.cli.main import main; main(['config', 'show', '--json', *sys.argv[1:]]);"
-        "print('torch' in sys.modules, file=sys.stderr)"
-    )
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SLIME_")}
-    for flags, loaded in ((["--advantage-estimator", "grpo"], "False"), (["--advantage-estimator", "dapo"], "True")):
-        argv = [sys.executable, "-c", code, *flags]
-        done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
-        assert done.stderr.strip() == loaded
-    origin = json.loads(done.stdout)["eps_clip_high"]["origin"]
-    assert origin == "default of --advantage-estimator dapo"

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.errors import (
-    PluginLoadError,
-    PluginNotFoundError,
-)
+from slime_core.errors import PluginLoadError, PluginNotFoundError
 from slime_core.plugins.discovery import add_plugin_directories
 from slime_core.plugins.resolve import find, resolve
 

@@ -7,14 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from slime_rewards.processes.messages import (
-    apply,
-    changes,
-    pack_args,
-    restore,
-    sample_state,
-    unpack_args,
-)
+from slime_rewards.processes.messages import apply, changes, pack_args, restore, sample_state, unpack_args
 
 from slime_core.config.schema import Args
 from slime_core.sample import Sample

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 import torch
 from slime_embedded.engine.core import CoreOptions, EngineCore
-from slime_embedded.models.batch_invariant import (
-    BatchInvariantForward,
-    SequenceTiles,
-)
+from slime_embedded.models.batch_invariant import BatchInvariantForward, SequenceTiles
 from slime_embedded.models.decoder import Decoder
 from slime_embedded.models.logprobs import token_log_probs
 from slime_embedded.trainer.trainer import EmbeddedTrainer

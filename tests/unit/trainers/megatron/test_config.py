@@ -11,12 +11,7 @@ from megatron.core.transformer.enums import AttnBackend
 from slime_commands.models.megatron_flags import megatron_flags
 from slime_commands.models.presets import ModelPreset, model_presets
 from slime_trainer_megatron.arguments.architecture import COMPARED, check_architecture
-from slime_trainer_megatron.arguments.config import (
-    ddp_config,
-    optimizer_config,
-    padded_vocab_size,
-    transformer_config,
-)
+from slime_trainer_megatron.arguments.config import ddp_config, optimizer_config, padded_vocab_size, transformer_config
 from slime_trainer_megatron.arguments.fields import ConfigField, known_fields
 from slime_trainer_megatron.arguments.owned import NO_EFFECT, NOT_ON_CPU, OWNED, REFUSED_ON_CPU
 from slime_trainer_megatron.families import Architecture, decoder_architecture

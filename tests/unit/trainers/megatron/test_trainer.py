@@ -135,17 +135,9 @@ def test_only_some_parameters_are_trained(make: Make) -> None:
     assert changed == {name for name in before if "layers.2.mlp" in name or "norm" in name}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"only_train_params_name_list": ["q_proj"]}, "Megatron keeps .*q_proj.* in one parameter"),
-        ({"only_train_params_name_list": ["nothing"]}, "no parameter is left to train"),
-        ({"only_train_params_name_list": ["a"], "freeze_params_name_list": ["b"]}, "give one of the two"),
-    ],
-)
-def test_a_choice_that_cannot_be(make: Make, flags: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(**flags)
+def test_a_choice_that_cannot_be(make: Make) -> None:
+    with pytest.raises(ConfigError, match="give one of the two"):
+        make(only_train_params_name_list=["a"], freeze_params_name_list=["b"])
     assert not torch.distributed.is_initialized(), "a trainer that cannot be built leaves its groups"
 
 
