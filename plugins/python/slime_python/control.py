@@ -168,9 +168,11 @@ class Training:
 
         OBSERVERS.append(self._loop)
         try:
-            with process_restored():
+            with process_restored() as before:
+                _of_caller.update(before)
                 launch.run(self._settings)
         finally:
+            _of_caller.clear()
             OBSERVERS.remove(self._loop)
             self._loop.forget()
             _here.release()
@@ -182,9 +184,10 @@ class Training:
         folder.mkdir()
         (folder / "pyproject.toml").write_text(_PLUGIN, encoding="utf-8")
         (folder / "slime_caller.py").write_text("from slime_python.elsewhere import plugin\n", encoding="utf-8")
-        places = [os.environ.get(PLUGIN_DIR_VARIABLE), str(folder)]
+        known = {name: value for name, value in {**os.environ, **_of_caller}.items() if value is not None}
+        places = [known.get(PLUGIN_DIR_VARIABLE), str(folder)]
         environment = {
-            **os.environ,
+            **known,
             PLUGIN_DIR_VARIABLE: os.pathsep.join(filter(None, places)),
             VARIABLE: f"{self.mode}:{self._channel.address}",
         }
@@ -236,25 +239,38 @@ def _end_all() -> None:
 threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 
+_of_caller: dict[str, str | None] = {}
+"""The kept variables as they were before the training that runs in this process; empty while none does."""
+
+
 @contextmanager
-def process_restored() -> Iterator[None]:
-    """Restore the process's state after a run: threads, random numbers, garbage collection, plugins."""
+def plugins_restored() -> Iterator[dict[str, str | None]]:
+    """Restore the variables that say which plugins there are; yields them as they were."""
+    variables = {name: os.environ.get(name) for name in KEPT_VARIABLES}
+    try:
+        yield variables
+    finally:
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        forget_registry()
+
+
+@contextmanager
+def process_restored() -> Iterator[dict[str, str | None]]:
+    """Restore the process's state after a run: threads, random numbers, garbage collection, `plugins_restored`."""
     import numpy
     import torch
 
     threads, thresholds = torch.get_num_threads(), gc.get_threshold()
     states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    variables = {name: os.environ.get(name) for name in KEPT_VARIABLES}
     try:
-        yield
+        with plugins_restored() as variables:
+            yield variables
     finally:
         torch.set_num_threads(threads)
         gc.set_threshold(*thresholds)
         random.setstate(states[0])
         numpy.random.set_state(states[1])
         torch.set_rng_state(states[2])
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        forget_registry()

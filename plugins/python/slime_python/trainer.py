@@ -31,7 +31,7 @@ from slime_core.errors import ConfigError
 from slime_core.plugins.kinds import KINDS
 from slime_python import here
 from slime_python.changes import CHANGES, SCHEDULE, check_change
-from slime_python.control import Training, process_restored
+from slime_python.control import Training, plugins_restored, process_restored
 from slime_python.display import Display
 from slime_python.functions import hook_directory, is_plain, name_of, spec_of
 from slime_python.inputs import data_file, model_directory
@@ -350,9 +350,10 @@ class Trainer:
             raise ConfigError(f"this Trainer is training already; {doing} first")
         settings = self.settings = self._load()
         self._resume, self._resuming, self._batch = True, False, None  # from now on the commits there are this object's
-        settle_launcher(settings)
-        trainer = resolve("trainers", settings.args.train_backend, origin=settings.cite("train_backend")).obj
-        ranks = settings.args.launcher == "inline" and processes_of(settings, trainer) > 1
+        with plugins_restored():  # the hooks of this object are no plugins of the next
+            settle_launcher(settings)
+            trainer = resolve("trainers", settings.args.train_backend, origin=settings.cite("train_backend")).obj
+            ranks = settings.args.launcher == "inline" and processes_of(settings, trainer) > 1
         self._training = Training(settings, mode, alone=ranks and mode != "train")
         return self._training
 
@@ -460,7 +461,8 @@ class Trainer:
         given = dict(self._given)
         if self._resume and is_run(Path(given["save"])):  # also before the first commit: then it starts again
             given["load"] = given["save"]
-        return load_settings([], command="train", arguments=given)
+        with plugins_restored():
+            return load_settings([], command="train", arguments=given)
 
     def _named(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings by their names, with a spec in place of a function or object."""

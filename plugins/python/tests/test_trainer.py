@@ -349,3 +349,22 @@ def left_of(mark: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def test_hooks_of_a_trainer_are_not_those_of_the_next(make: Callable[..., Trainer]) -> None:
+    before, seen = dict(os.environ), []
+
+    def slime_step_end(rollout_id: int, metrics: Any) -> None:
+        seen.append(rollout_id)
+
+    async def slime_run_start(args: Any, run_dir: Any) -> None: ...
+
+    lock = threading.Lock()  # cannot be pickled, so the hook runs in this process, where it is seen
+    slime_step_end.__dict__["lock"] = lock
+    make(num_rollout=1, hooks=slime_step_end).train()
+    assert seen == [0]
+    with pytest.raises(SlimeError, match="make it a plain `def`"):
+        make(num_rollout=1, hooks=slime_run_start).train()
+    make(num_rollout=1, advantage_estimator="rloo").train()
+    assert seen == [0]
+    assert dict(os.environ) == before
