@@ -95,6 +95,14 @@ def test_an_interruption_at_any_turn_is_picked_up(cut: int, partial: str) -> Non
     assert len(engine.requests) == len(rest)
 
 
+def test_a_conversation_whose_sample_was_reset_begins_again() -> None:
+    (stopped,) = run(ScriptedEngine(["3", Reply("x", "abort")]), prompt())
+    stopped.reset_for_retry()
+    solver, critic = run(ScriptedEngine(["3", "no", "2"]), stopped)
+    assert text(solver.response_tokens) == "3<|end|><|user|>critic: no<|end|><|assistant|>2<|end|>"
+    assert text(critic.response_tokens) == "no<|end|>"
+
+
 def test_a_turn_that_is_cut_ends_the_conversation() -> None:
     (solver,) = run(ScriptedEngine([Reply("3" * 50)]), prompt(), limit=5)
     assert (solver.status, solver.response_length) == (SampleStatus.TRUNCATED, 5)

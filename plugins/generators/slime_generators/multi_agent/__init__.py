@@ -56,6 +56,9 @@ class _Talk:
     def __init__(self, args: Args, sample: Sample, context: GenerateContext, chosen: Options) -> None:
         self._origin, self._chosen = sample, chosen
         state = sample.metadata.pop(STATE, None) or {}
+        if not sample.response_length:  # a sample whose earlier response was dropped
+            state = {}
+            sample.metadata.pop("num_turns", None)
         self.position = int(state.get("position", 0))
         """Number of finished turns."""
         self.is_open = bool(state.get("open", bool(sample.response_length)))
