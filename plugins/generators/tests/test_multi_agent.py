@@ -95,6 +95,17 @@ def test_an_interruption_at_any_turn_is_picked_up(cut: int, partial: str) -> Non
     assert len(engine.requests) == len(rest)
 
 
+@pytest.mark.parametrize("partial", ["", "x"])
+def test_a_single_role_keeps_its_place_over_an_interruption(partial: str) -> None:
+    own = {"multi_agent": {"roles": [{"name": "solver", "again": "you said {solver}"}], "order": ["solver"] * 3}}
+    (stopped,) = run(ScriptedEngine(["1", Reply(partial, "abort")]), prompt(), plugins=own)
+    engine = ScriptedEngine(["2", "3", "beyond the last turn"])
+    (solver,) = run(engine, Sample.from_dict(stopped.to_dict()), plugins=own)
+    assert len(engine.requests) == 2
+    assert (solver.metadata["num_turns"], text(solver.response_tokens).count("you said")) == (3, 2)
+    assert "multi_agent" not in solver.metadata
+
+
 def test_a_conversation_whose_sample_was_reset_begins_again() -> None:
     (stopped,) = run(ScriptedEngine(["3", Reply("x", "abort")]), prompt())
     stopped.reset_for_retry()

@@ -95,13 +95,12 @@ class _Talk:
     def interrupted(self) -> Sample:
         """Return the given sample, with all state needed to continue."""
         first, *others = self._trajectories.values()
-        if others:
-            self._origin.metadata[STATE] = {
-                "position": self.position,
-                "open": self.is_open,
-                "said": self.said,
-                "others": {other.role.name: other.sample.to_dict() for other in others},
-            }
+        self._origin.metadata[STATE] = {
+            "position": self.position,
+            "open": self.is_open,
+            "said": self.said,
+            "others": {other.role.name: other.sample.to_dict() for other in others},
+        }
         first.sample.status = SampleStatus.ABORTED
         return first.sample
 
