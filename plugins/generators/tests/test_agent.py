@@ -135,6 +135,13 @@ def test_a_program_that_crashes_after_its_question_is_data() -> None:
 
 
 @needs_isolation
+def test_a_result_that_json_cannot_hold_is_kept_as_text() -> None:
+    (sample,) = run(ScriptedEngine(["2"]), program=f"{PROGRAMS}:ask_and_count")
+    assert sample.response == "2<|end|>"
+    assert sample.metadata["agent"]["program"]["result"] == "{('turn', 1): 'asked'}"
+
+
+@needs_isolation
 def test_an_interruption_kills_the_program(tmp_path: Path) -> None:
     (sample,) = run(ScriptedEngine([Reply("so", "abort")]), program=f"{PROGRAMS}:ask_and_hang")
     assert (sample.status, sample.response_length) == (SampleStatus.ABORTED, 0)

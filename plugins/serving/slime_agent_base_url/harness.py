@@ -190,8 +190,11 @@ def _task(sample: Sample) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a row's metadata as plain JSON values; other values become strings."""
-    return json.loads(json.dumps(value, default=str))
+    """Return a value as plain JSON values; other values become strings, and so does one that JSON cannot hold."""
+    try:
+        return json.loads(json.dumps(value, default=str))
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
 
 
 def environment(url: str, key: str) -> dict[str, str]:
