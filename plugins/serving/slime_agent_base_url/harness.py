@@ -102,7 +102,9 @@ async def serving(args: Args, context: GenerateContext) -> AsyncIterator[AgentSe
         if not shared.users:
             server, shared.server = shared.server, None
             _shared[asyncio.get_running_loop()].pop(id(context.engine), None)
-            if server is not None:
+            if server is not None and shared.started is not None:
+                with waiting("the agents' endpoints", deadline=None, then="their start ends by itself"):
+                    await asyncio.gather(shared.started, return_exceptions=True)
                 await server.stop()
 
 
