@@ -143,3 +143,11 @@ def test_forms() -> None:
     for bad in ({}, {"result": []}, {"result": [[1]]}, [], {"result": [[{"document": {}}]]}):
         with pytest.raises(ValueError, match=r"the answer is not|a document needs"):
             read_answer(bad)
+
+
+def test_a_document_with_half_of_a_character_can_be_shown(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"contents": "the capital of Peru \\ud83d Lima"}\n{"title": "\\ud83d", "text": "x"}\n')
+    sample = run(["<search>capital of Peru</search>", "<answer>Lima</answer>"], corpus=str(path))
+    assert "Doc 1 the capital of Peru ? Lima\n" in sample.response
+    assert read_document({"title": "\ud83d", "text": "\ud83d"}) == Document("?", "?")
