@@ -10,6 +10,7 @@ from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus, SlimeError
 from slime_core.config import Args
+from slime_core.errors import EngineError
 
 TOKENIZER = CharTokenizer()
 ROLES = [
@@ -112,6 +113,21 @@ def test_a_conversation_whose_sample_was_reset_begins_again() -> None:
     solver, critic = run(ScriptedEngine(["3", "no", "2"]), stopped)
     assert text(solver.response_tokens) == "3<|end|><|user|>critic: no<|end|><|assistant|>2<|end|>"
     assert text(critic.response_tokens) == "no<|end|>"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_sample_that_was_reset_asks_the_rows_question(cancelled: bool) -> None:
+    own = {"multi_agent": {"roles": [{"name": "solver", "prompt": "Answer {question}"}], "order": ["solver"]}}
+    sample = prompt()
+    if cancelled:
+        with pytest.raises(EngineError, match="gone"):
+            run(ScriptedEngine([EngineError("gone")]), sample, plugins=own)
+    else:
+        (sample,) = run(ScriptedEngine([Reply("x", "abort")]), sample, plugins=own)
+    sample.reset_for_retry()
+    (solver,) = run(ScriptedEngine(["2"]), Sample.from_dict(sample.to_dict()), plugins=own)
+    assert text(solver.prompt_tokens) == "<|user|>Answer 1+1=?<|end|><|assistant|>"
+    assert "multi_agent" not in solver.metadata
 
 
 def test_a_turn_that_is_cut_ends_the_conversation() -> None:
