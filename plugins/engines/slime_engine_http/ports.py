@@ -50,6 +50,8 @@ def reserve(count: int = 1, *, first: int | None = None) -> PortBlock:
                 _bind(first, bound)
             except OSError as error:
                 raise EngineError(f"port {first} is taken: {error.strerror}") from error
+            except OverflowError as error:
+                raise EngineError(f"port {first}: allowed are 1 to 65535") from error
             numbers = [first, *_block(count - 1, bound)]
         block = bound.pop_all()
         block.numbers = numbers

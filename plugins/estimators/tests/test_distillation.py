@@ -22,7 +22,9 @@ from slime_core.estimator import EstimatorBase
 from slime_core.launch.checks import check_component_settings
 from slime_core.launch.components import resolve_components
 from slime_core.learning.loss import PolicyLoss
-from slime_core.sample import TrainBatch
+from slime_core.learning.tensors import TrainTensors
+from slime_core.rollout.batch import make_batch as batch_of
+from slime_core.sample import Sample, SampleStatus, TrainBatch
 from slime_core.sample.provenance import TurnSpan
 from tests.toy_trainer import VOCAB, ToyTrainer, make_args, make_batch
 from tests.toy_trainer import learn as toy_learn
@@ -246,8 +248,6 @@ def weights_of(chosen: dict[str, Any], rollout_id: int = 0, own: list[float] | N
     batch.turns = [[TurnSpan(0, 2), TurnSpan(3, 4), TurnSpan(4, 6)], [TurnSpan(0, 2)]]
     batch.train_metadata = None if own is None else [{"teacher_turn_weights": own}, None]
     loss = Distillation(args_of(chosen), EstimatorBase(args_of()))
-    from slime_core.learning.tensors import TrainTensors
-
     return [part.tolist() for part in loss._turn_weights(batch, TrainTensors(masks))]
 
 
@@ -262,6 +262,22 @@ def test_turns_have_weights() -> None:
     assert weights_of({"first_turns": 2}, 1000)[0] == [1, 1, 1, 1, 0, 0]
     with pytest.raises(TrainError, match=r"'teacher_turn_weights'.* has 2 weights for 3 turns"):
         weights_of({}, own=[1.0, 1.0])
+
+
+def test_weights_of_turns_of_a_removed_sample_are_not_read() -> None:
+    samples = [
+        Sample(index=i, group_index=0, tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], reward=1.0)
+        for i in range(2)
+    ]
+    for sample in samples:
+        sample.turns = [TurnSpan(0, 1), TurnSpan(2, 3)]
+        sample.rollout_log_probs, sample.status = [-1.0] * 3, SampleStatus.COMPLETED
+        sample.train_metadata = {"teacher_turn_weights": [2.0, 3.0]}
+    samples[1].remove_sample = True
+    batch = batch_of(args_of(), 0, [samples], None)
+    loss = Distillation(args_of(), EstimatorBase(args_of()))
+    weights = loss._turn_weights(batch, TrainTensors([torch.tensor(mask) for mask in batch.loss_masks]))
+    assert weights[0].tolist() == [2, 1, 3]
 
 
 def test_a_turn_of_weight_0_leaves_the_policy_alone() -> None:

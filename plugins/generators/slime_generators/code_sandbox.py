@@ -20,7 +20,7 @@ from pydantic import Field
 from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, check_settings, pool_of
 
 from slime_core import Args, GenerateContext, GenerateTraits, PluginOptions, Sample, SampleStatus, declares, options
-from slime_generators.multi_turn import Observations
+from slime_generators.multi_turn import Observations, forget_earlier
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
@@ -75,6 +75,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
         SandboxError: No sandbox could be started.
         EngineError: The engine refused the request or stopped responding.
     """
+    forget_earlier(sample, PENDING, HISTORY)
     own = _options(args, sample)
     observations = Observations(args, sample, context.tokenizer, template=own.observation, role=own.observation_role)
     limits = SandboxLimits(

@@ -58,8 +58,8 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Return a candidate with the most common answer of `n`; among equally common answers, the first one sampled.
 
-    If no candidate has an answer, `pick` chooses among all. If a rollout's end interrupted a candidate, the sample is
-    ABORTED and no candidate is kept.
+    If no candidate has an answer, `pick` chooses among all. Failed candidates count only if all failed. If a rollout's
+    end interrupted a candidate, the sample is ABORTED and no candidate is kept.
 
     Raises:
         ConfigError: It is used in training without `in_training`, or there is no extractor of answers.
@@ -81,6 +81,7 @@ async def generate(
         sample.reset_for_retry()
         sample.status = SampleStatus.ABORTED
         return sample
+    found = [c for c in found if all(s.status != SampleStatus.FAILED for s in c.samples)] or found
     answers = [answer_of(candidate.samples[-1], extract) for candidate in found]
     votes = Counter(answer for answer in answers if answer is not None)
     winner = votes.most_common(1)[0][0] if votes else None  # of equal counts, the first one

@@ -23,6 +23,12 @@ async def ask_and_crash(args: Any, sample: Any, *, base_url: str, api_key: str, 
     raise KeyError("a bug of the program")
 
 
+async def ask_and_count(args: Any, sample: Any, *, base_url: str, api_key: str, sandbox: Any) -> Any:
+    """A program whose result has keys that JSON has not."""
+    await ask(args, sample, base_url=base_url, api_key=api_key, sandbox=sandbox)
+    return {("turn", 1): "asked"}
+
+
 async def ask_and_hang(args: Any, sample: Any, *, base_url: str, api_key: str, sandbox: Any) -> None:
     """A program that takes an error of the endpoint for a reason to wait."""
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_agent_base_url import AgentServer, serving
 from slime_generators.agent import generate
 from slime_sandbox_local import isolation_here
 from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
@@ -14,6 +15,7 @@ from slime_testing_probes.scripted import CharTokenizer, Reply, ScriptedEngine
 from slime_core import GenerateContext, Sample, SampleStatus
 from slime_core.config import Args
 from slime_core.errors import ConfigError
+from tests.until import until
 
 pytest.importorskip("openai")
 PROGRAMS = Path(__file__).with_name("programs.py")
@@ -132,6 +134,40 @@ def test_a_program_that_crashes_after_its_question_is_data() -> None:
     (sample,) = run(ScriptedEngine(["2"]), program=f"{PROGRAMS}:ask_and_crash", test_command="test -f answer.txt")
     assert sample.metadata["agent"]["program"]["error"] == "KeyError: 'a bug of the program'"
     assert (sample.status, sample.reward) == (SampleStatus.COMPLETED, 1.0)
+
+
+@needs_isolation
+def test_a_result_that_json_cannot_hold_is_kept_as_text() -> None:
+    (sample,) = run(ScriptedEngine(["2"]), program=f"{PROGRAMS}:ask_and_count")
+    assert sample.response == "2<|end|>"
+    assert sample.metadata["agent"]["program"]["result"] == "{('turn', 1): 'asked'}"
+
+
+async def test_endpoints_whose_users_left_while_they_started_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[AgentServer] = []
+    begun, may_start = asyncio.Event(), asyncio.Event()
+
+    class Slow(AgentServer):
+        async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+            begun.set()
+            await may_start.wait()
+            await super().start(host, port)
+            started.append(self)
+
+    monkeypatch.setattr("slime_agent_base_url.harness.AgentServer", Slow)
+    context = GenerateContext(ScriptedEngine([]), CharTokenizer())
+
+    async def use() -> None:
+        async with serving(Args(), context):
+            pass
+
+    task = asyncio.ensure_future(use())
+    await begun.wait()
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.05, may_start.set)
+    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: bool(started))
+    assert [t for t in asyncio.all_tasks() if t.get_name() == "slime-http-server"] == []
 
 
 @needs_isolation

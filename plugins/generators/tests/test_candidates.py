@@ -125,6 +125,23 @@ def test_a_tie_goes_to_the_answer_that_came_first_and_no_answer_is_no_vote() -> 
     assert (silent.response, silent.metadata["self_consistency"]["answer"]) == ("\\boxed{a", None)
 
 
+def test_a_failed_candidate_neither_votes_nor_wins(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "from slime_core import resolve\n"
+        "async def generate(args, sample, sampling_params, *, context):\n"
+        "    await resolve('generators', 'single_turn').obj(args, sample, sampling_params, context=context)\n"
+        "    if 'bad' in sample.response:\n"
+        "        sample.fail('program', 'it crashed')\n"
+        "    return sample\n"
+    )
+    own = {"generator": f"{tmp_path / 'fails.py'}"}
+    replies = [r"bad \boxed{5}", r"\boxed{5}", r"\boxed{6}", r"bad \boxed{6}"]
+    chosen = run_self_consistency(ScriptedEngine(replies), n=4, **own)
+    assert (chosen.status, chosen.response) == (SampleStatus.COMPLETED, r"\boxed{5}")
+    assert chosen.metadata["self_consistency"]["candidates"] == [1, 2]
+    assert run_self_consistency(ScriptedEngine(["bad"]), n=1, **own).status == SampleStatus.FAILED
+
+
 def test_the_likeliest_of_the_winners(tmp_path: Path) -> None:
     sure, unsure = Reply("yes 3", log_probs=[-0.1] * 6), Reply("no 3", log_probs=[-2.0] * 5)
     (tmp_path / "last.py").write_text("def last_word(sample):\n    return sample.response.split()[-1]\n")

@@ -83,6 +83,13 @@ def test_an_interrupted_sample_gets_its_state_back() -> None:
     assert again.metadata[STATS]["python"]["replayed"] == 1
 
 
+def test_a_sample_that_was_reset_begins_with_an_interpreter_of_its_own() -> None:
+    left = prompt(code_pending=True, **{HISTORY: ["x = 5"]})
+    (sample,) = run(["<code>print(x)</code>", "done"], left)
+    assert (sample.status, sample.metadata[HISTORY]) == (SampleStatus.COMPLETED, ["print(x)"])
+    assert "NameError" in sample.response
+
+
 def test_more_samples_than_sandboxes() -> None:
     def script(number: int) -> Callable[[Any], str]:
         def reply(request: Any) -> str:

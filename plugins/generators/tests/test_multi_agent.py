@@ -10,6 +10,7 @@ from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
 from slime_core import GenerateContext, Sample, SampleStatus, SlimeError
 from slime_core.config import Args
+from slime_core.errors import EngineError
 
 TOKENIZER = CharTokenizer()
 ROLES = [
@@ -93,6 +94,40 @@ def test_an_interruption_at_any_turn_is_picked_up(cut: int, partial: str) -> Non
     assert text(critic.response_tokens) == f"{words[1]}<|end|>"
     assert "multi_agent" not in solver.metadata
     assert len(engine.requests) == len(rest)
+
+
+@pytest.mark.parametrize("partial", ["", "x"])
+def test_a_single_role_keeps_its_place_over_an_interruption(partial: str) -> None:
+    own = {"multi_agent": {"roles": [{"name": "solver", "again": "you said {solver}"}], "order": ["solver"] * 3}}
+    (stopped,) = run(ScriptedEngine(["1", Reply(partial, "abort")]), prompt(), plugins=own)
+    engine = ScriptedEngine(["2", "3", "beyond the last turn"])
+    (solver,) = run(engine, Sample.from_dict(stopped.to_dict()), plugins=own)
+    assert len(engine.requests) == 2
+    assert (solver.metadata["num_turns"], text(solver.response_tokens).count("you said")) == (3, 2)
+    assert "multi_agent" not in solver.metadata
+
+
+def test_a_conversation_whose_sample_was_reset_begins_again() -> None:
+    (stopped,) = run(ScriptedEngine(["3", Reply("x", "abort")]), prompt())
+    stopped.reset_for_retry()
+    solver, critic = run(ScriptedEngine(["3", "no", "2"]), stopped)
+    assert text(solver.response_tokens) == "3<|end|><|user|>critic: no<|end|><|assistant|>2<|end|>"
+    assert text(critic.response_tokens) == "no<|end|>"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_sample_that_was_reset_asks_the_rows_question(cancelled: bool) -> None:
+    own = {"multi_agent": {"roles": [{"name": "solver", "prompt": "Answer {question}"}], "order": ["solver"]}}
+    sample = prompt()
+    if cancelled:
+        with pytest.raises(EngineError, match="gone"):
+            run(ScriptedEngine([EngineError("gone")]), sample, plugins=own)
+    else:
+        (sample,) = run(ScriptedEngine([Reply("x", "abort")]), sample, plugins=own)
+    sample.reset_for_retry()
+    (solver,) = run(ScriptedEngine(["2"]), Sample.from_dict(sample.to_dict()), plugins=own)
+    assert text(solver.prompt_tokens) == "<|user|>Answer 1+1=?<|end|><|assistant|>"
+    assert "multi_agent" not in solver.metadata
 
 
 def test_a_turn_that_is_cut_ends_the_conversation() -> None:

@@ -51,6 +51,14 @@ def test_documents_come_back_untrained(corpus: Path) -> None:
     assert sample.metadata["num_turns"] == 2
 
 
+def test_a_sample_that_was_reset_during_a_search_begins_with_a_turn(corpus: Path) -> None:
+    told = [{"role": "assistant", "content": "<search>x</search>"}, {"role": "user", "content": "Doc 1"}]
+    left = {"search_pending": True, "observation_messages": told}
+    sample = Sample(index=0, tokens=TOKENIZER.encode("?"), metadata=left)
+    sample = run(["<answer>3</answer>"], sample, corpus=str(corpus))
+    assert (sample.status, sample.metadata) == (SampleStatus.COMPLETED, {"num_turns": 1})
+
+
 def test_the_index_is_made_once_and_again_for_another_corpus(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     real = corpus_module._make_index
@@ -135,3 +143,11 @@ def test_forms() -> None:
     for bad in ({}, {"result": []}, {"result": [[1]]}, [], {"result": [[{"document": {}}]]}):
         with pytest.raises(ValueError, match=r"the answer is not|a document needs"):
             read_answer(bad)
+
+
+def test_a_document_with_half_of_a_character_can_be_shown(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"contents": "the capital of Peru \\ud83d Lima"}\n{"title": "\\ud83d", "text": "x"}\n')
+    sample = run(["<search>capital of Peru</search>", "<answer>Lima</answer>"], corpus=str(path))
+    assert "Doc 1 the capital of Peru ? Lima\n" in sample.response
+    assert read_document({"title": "\ud83d", "text": "\ud83d"}) == Document("?", "?")

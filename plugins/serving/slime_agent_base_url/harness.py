@@ -102,7 +102,9 @@ async def serving(args: Args, context: GenerateContext) -> AsyncIterator[AgentSe
         if not shared.users:
             server, shared.server = shared.server, None
             _shared[asyncio.get_running_loop()].pop(id(context.engine), None)
-            if server is not None:
+            if server is not None and shared.started is not None:
+                with waiting("the agents' endpoints", deadline=None, then="their start ends by itself"):
+                    await asyncio.gather(shared.started, return_exceptions=True)
                 await server.stop()
 
 
@@ -190,8 +192,11 @@ def _task(sample: Sample) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a row's metadata as plain JSON values; other values become strings."""
-    return json.loads(json.dumps(value, default=str))
+    """Return a value as plain JSON values; other values become strings, and so does one that JSON cannot hold."""
+    try:
+        return json.loads(json.dumps(value, default=str))
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
 
 
 def environment(url: str, key: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ ill-formed, not treated as content.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
@@ -36,7 +37,7 @@ class ToolParserBase:
         if still_open:
             return ParsedTurn(reasoning=reasoning, reasoning_open=True)
         content, attempts = self.read(rest, tools)
-        return ParsedTurn(content.strip(), reasoning, tuple(attempts))
+        return ParsedTurn(content.strip(), reasoning, tuple(map(_encodable, attempts)))
 
     def without_ends(self, text: str) -> str:
         """Return the text without the tokens that end the turn, and without the blank space before them."""
@@ -81,6 +82,20 @@ class ToolParserBase:
     def claims(self, chat_template: str) -> bool:
         """See `ToolParser.claims`."""
         raise NotImplementedError
+
+
+def _encodable(attempt: Attempt) -> Attempt:
+    """Return the call, or an `IllFormedCall` if an escape in it, such as `\\ud800`, is half of a character."""
+    if isinstance(attempt, IllFormedCall):
+        return attempt
+    try:
+        json.dumps([attempt.id, attempt.name, attempt.arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        problem = f"\\u{ord(error.object[error.start]):04x} is half of a character"
+        return IllFormedCall(json.dumps({"name": attempt.name, "arguments": attempt.arguments}), problem)
+    except RecursionError:
+        return IllFormedCall(attempt.name, "nested too deeply")
+    return attempt
 
 
 class MarkedParser(ToolParserBase):

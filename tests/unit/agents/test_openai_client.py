@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from slime_agent_base_url import SessionLimits
+from slime_serving.front.wanted import tool_call
 from slime_testing_contracts import Reply
 
 from slime_core.errors import EngineError
@@ -217,6 +218,25 @@ async def test_stop_strings_and_limits(serve: Any) -> None:
         first, second = await server.finish_session(session.key, 1.0)
         assert {first.status, second.status} == {"truncated"}
         assert ToyTokenizer().decode(second.response_tokens)[:19] == "one STOP<|end|><|us", "the stop was sampled"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_half_of_a_character_in_a_call_is_no_error_of_the_server(serve: Any, stream: bool) -> None:
+    said = '<tool_call>{"name": "weather", "arguments": {"city": "\\ud800"}}</tool_call><|end|>'
+    half: Any = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": '{"city": "\\ud800"}'}}
+    called: Any = [
+        *say("hi"),
+        {"role": "assistant", "tool_calls": [half]},
+        {"role": "tool", "tool_call_id": "1", "content": ""},
+    ]
+    async with serve([said, "ok<|end|>"], stream=stream) as (server, session, _):
+        async with client(server, session, max_retries=0) as api:
+            answer = await api.chat.completions.create(model="m", messages=say("hi"), tools=TOOLS, stream=stream)
+            assert not stream or [chunk async for chunk in answer]
+            await api.chat.completions.create(model="m", messages=called, tools=TOOLS)
+        assert (session.turns, session.errors) == (2, [])
+    raw = tool_call("1", "weather", half["function"]["arguments"])
+    assert raw["function"]["arguments"] == {"raw": half["function"]["arguments"]}
 
 
 async def test_a_client_that_leaves_ends_its_request_and_counts_for_nothing(serve: Any) -> None:

@@ -96,6 +96,27 @@ def test_equal_answers_stay_two_and_the_later_is_gone_on_with(agent: Agent) -> N
     assert [trained for _, trained in agent.texts()] == ["same<|end|>", "same<|end|>B<|end|>"]
 
 
+@pytest.mark.parametrize("continues", [False, True])
+def test_an_answer_is_kept_although_a_request_before_it_is_forgotten_meanwhile(continues: bool) -> None:
+    """The client of the first request left; the second one began before the server knew."""
+    tree, writer, asked = MessageTree(rewrite_threshold=1), PromptWriter(TOKENIZER), [user("hi")]
+
+    def turn(messages: list[Message], place: Any) -> Turn:
+        ids = TOKENIZER.encode("yes<|end|>")
+        output = GenerationOutput(ids, [-0.5] * len(ids), "yes", {"finish_reason": {"type": "stop"}})
+        return Turn(writer.prompt(messages, [], place), output)
+
+    first = tree.find(asked)
+    lost = tree.add(first, asked, assistant("yes"), turn(asked, first))
+    messages = [*asked, assistant("yes"), user("go")] if continues else asked
+    place = tree.find(messages)
+    second = turn(messages, place)
+    tree.forget(lost)
+    tree.add(place, messages, assistant("yes"), second)
+    assert [path[-1] for path in tree.paths()] == [second]
+    assert len(tree.find([*messages, assistant("yes")]).nodes) == len(messages) + 1
+
+
 def test_blank_space_call_ids_and_left_out_reasoning_are_no_difference(agent: Agent) -> None:
     shown = {**called("add", "ours", a=1), "reasoning_content": "think"}
     agent.ask([user("a")], "<think>think</think> x \n", answer=assistant(" x \n", reasoning_content="think"))

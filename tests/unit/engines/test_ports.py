@@ -49,3 +49,9 @@ def test_another_process_cannot_reserve_it_either() -> None:
         done = subprocess.run([sys.executable, "-c", code, str(block[0])], capture_output=True, text=True)
     assert done.returncode == 1
     assert f"port {block[0]} is taken" in done.stderr
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_number_that_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(EngineError, match=rf"port {port}: allowed are 1 to 65535"):
+        reserve(first=port)

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slime_tool_parsers import MarkedParser, json_call, read_json, typed_value
+from slime_tool_parsers.hermes import Hermes
+from slime_tool_parsers.llama import Pythonic
 
 from slime_core.tools import IllFormedCall, ToolCall, split_reasoning
 
@@ -124,3 +126,15 @@ def test_calls_inside_unfinished_reasoning_are_none() -> None:
     assert turn.reasoning_open
     assert not turn.attempts
     assert _Bare().parse('I could <c>{"name": "f"}</c>', reasoning_open=True).reasoning_open
+
+
+def test_a_call_that_utf_8_cannot_hold_is_ill_formed() -> None:
+    """JSON may escape half of a character; no client could be sent the call, and no tokenizer takes it."""
+    said = ['{"name": "f", "arguments": {"a": ["\\ud83d"]}}', '{"name": "f", "arguments": {"a": "\\ud83d\\ude00"}}']
+    turn = Hermes().parse("".join(f"<tool_call>{call}</tool_call>" for call in said))
+    ill, well = turn.attempts
+    assert isinstance(ill, IllFormedCall)
+    assert ill.problem == "\\ud83d is half of a character"
+    assert "\\ud83d" in ill.text
+    assert well == ToolCall("", "f", {"a": "\U0001f600"})
+    assert Pythonic().parse("[f(a='\\ud83d')]").ill_formed

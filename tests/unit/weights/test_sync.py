@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,23 @@ def test_disk_transport(tmp_path: Path, keep: bool) -> None:
     assert path.name == "weight_v000001"
     assert has_config
     assert path.exists() == keep
+
+
+def test_a_served_version_that_cannot_be_removed_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A network file system refuses while a reader has a file open."""
+
+    def busy(directory: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(directory))
+
+    receiver = Receiver(transports=("disk",))
+    sync = _sync(tmp_path, receiver)
+    monkeypatch.setattr("shutil.rmtree", busy)
+    sync.push()
+    assert (receiver.version, sync.version) == (1, 1)
+    assert "could not be removed" in caplog.text
+    assert "weight_v000001" in caplog.text
 
 
 def test_a_full_disk_leaves_the_old_version_served(tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ def load_core(args: Args) -> EngineCore:
     """Read config, tokenizer and weights of `args.hf_checkpoint`. Raises ConfigError or WeightSyncError."""
     directory = Path(args.hf_checkpoint)
     kernels.use(args.kernels)
-    if args.num_threads:
+    for flag in ("num_threads", "engine_max_context_len"):
+        if (number := getattr(args, flag)) is not None and number < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} {number}: must be at least 1")
+    if args.num_threads is not None:
         torch.set_num_threads(args.num_threads)
     config = model_config(directory, args.model_impl)
     if config.images:
@@ -93,7 +96,10 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: torch sees no CUDA device here; use --device cpu")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name}: allowed are auto, cpu, cuda and cuda:N") from error
 
 
 def choose_dtype(args: Args, device: torch.device) -> torch.dtype:

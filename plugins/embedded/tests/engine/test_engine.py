@@ -358,6 +358,9 @@ async def test_settings_that_cannot_work_say_so(make_model: MakeModel, tmp_path:
     for args, word in (
         ({"hf_checkpoint": str(tmp_path)}, "config.json"),
         ({"hf_checkpoint": str(directory), "engine_max_tokens": 5}, "--engine-max-tokens"),
+        ({"hf_checkpoint": str(directory), "engine_max_context_len": 0}, "--engine-max-context-len 0: must be"),
+        ({"hf_checkpoint": str(directory), "num_threads": 0}, "--num-threads 0: must be at least 1"),
+        ({"hf_checkpoint": str(directory), "device": "gpu"}, "--device gpu: allowed are auto, cpu, cuda"),
     ):
         with pytest.raises(ConfigError, match=word):
             await EmbeddedEngine(Args.model_construct(**args)).start()

@@ -74,16 +74,26 @@ def _forget(path: Path, process: int) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what processes of this user that are no more have entered."""
     for path in folder.glob(f"slime-{os.getuid()}-*.names"):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left = [folder / name for name in file.read().split() if (folder / name).exists()]
-            for segment in left:
-                segment.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            if left:
-                logger.info(
-                    "removed %d pieces of shared memory that a run left in %s when it was killed", len(left), folder
-                )
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            # Everyone may write to the folder: the file may be another user's, and name anything.
+            if path.lstat().st_uid == os.getuid() and not path.is_symlink():
+                _remove_entered(path)
+
+
+def _remove_entered(path: Path) -> None:
+    """Remove the memory that a file names, and the file. Raises BlockingIOError if its process lives."""
+    folder = path.parent
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        names = [name for name in file.read().split() if "/" not in name]
+        left = [folder / name for name in names if (folder / name).exists()]
+        for segment in left:
+            segment.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if left:
+            logger.info(
+                "removed %d pieces of shared memory that a run left in %s when it was killed", len(left), folder
+            )
 
 
 _register = Register(SHM)

@@ -176,6 +176,8 @@ class Distillation(PolicyLoss):
             depth += batch.rollout_id // chosen.turn_every
         parts = [torch.ones_like(mask) for mask in tensors.loss_masks]
         for i, (part, row) in enumerate(zip(parts, batch.turns, strict=True)):
+            if not tensors.loss_masks[i].any():  # a sample that was removed, whose turns are one
+                continue
             own = _given(batch, i).get(TURN_WEIGHTS)
             if own is not None and len(own) != len(row):
                 raise TrainError(

@@ -55,7 +55,10 @@ class _Talk:
 
     def __init__(self, args: Args, sample: Sample, context: GenerateContext, chosen: Options) -> None:
         self._origin, self._chosen = sample, chosen
-        state = sample.metadata.pop(STATE, None) or {}
+        state = sample.metadata.get(STATE) or {}
+        if not sample.response_length:  # an earlier response was dropped; the prompt is already the first role's
+            state = {"said": {name: text for name, text in state.get("said", {}).items() if name == QUESTION}}
+            sample.metadata.pop("num_turns", None)
         self.position = int(state.get("position", 0))
         """Number of finished turns."""
         self.is_open = bool(state.get("open", bool(sample.response_length)))
@@ -80,6 +83,7 @@ class _Talk:
             if not self.is_open:
                 speaker.prepare(self.said)
                 self.is_open = True
+            self._keep_state()
             finished = await speaker.speak(params)
             if speaker.sample.status == SampleStatus.ABORTED:
                 return False
@@ -91,19 +95,23 @@ class _Talk:
 
     def interrupted(self) -> Sample:
         """Return the given sample, with all state needed to continue."""
-        first, *others = self._trajectories.values()
-        if others:
-            self._origin.metadata[STATE] = {
-                "position": self.position,
-                "open": self.is_open,
-                "said": self.said,
-                "others": {other.role.name: other.sample.to_dict() for other in others},
-            }
-        first.sample.status = SampleStatus.ABORTED
-        return first.sample
+        self._keep_state()
+        self._origin.status = SampleStatus.ABORTED
+        return self._origin
+
+    def _keep_state(self) -> None:
+        """Write the state into the given sample, which may be copied or cancelled at any time."""
+        _, *others = self._trajectories.values()
+        self._origin.metadata[STATE] = {
+            "position": self.position,
+            "open": self.is_open,
+            "said": dict(self.said),
+            "others": {other.role.name: other.sample.to_dict() for other in others},
+        }
 
     def finished(self) -> dict[str, Sample]:
         """Return the samples of the roles that have spoken, the last speaker's last."""
+        self._origin.metadata.pop(STATE, None)
         turns = self._chosen.turns()[: self.position]
         spoke = [name for name in self._trajectories if name in turns]
         samples = {name: self._trajectories[name].sample for name in spoke}

@@ -32,9 +32,25 @@ from slime_core import (
 )
 from slime_core.errors import EnvironmentTimeoutError
 from slime_generators.multi_turn.episode import Episode
-from slime_generators.multi_turn.observations import UNTEMPLATED, Observations, cut, finished_turns, turn_tokens
+from slime_generators.multi_turn.observations import (
+    UNTEMPLATED,
+    Observations,
+    cut,
+    finished_turns,
+    forget_earlier,
+    turn_tokens,
+)
 
-__all__ = ["UNTEMPLATED", "Observations", "Options", "cut", "finished_turns", "generate", "turn_tokens"]
+__all__ = [
+    "UNTEMPLATED",
+    "Observations",
+    "Options",
+    "cut",
+    "finished_turns",
+    "forget_earlier",
+    "generate",
+    "turn_tokens",
+]
 
 
 class Options(PluginOptions):

@@ -33,6 +33,13 @@ def finished_turns(sample: Sample) -> int:
     return sum(1 for before, after in itertools.pairwise(versions) if before >= 0 > after)
 
 
+def forget_earlier(sample: Sample, *keys: str) -> None:
+    """Remove these metadata entries from a sample without response; an earlier response, since dropped, left them."""
+    if not sample.response_length:
+        for key in keys:
+            sample.metadata.pop(key, None)
+
+
 def cut(tokenizer: Any, text: str, most: int) -> str:
     """Return at most `most` tokens of a text."""
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -63,6 +70,7 @@ class Observations:
             raise DataError(f"observation {template!r} has no {{result}} in it")
         if template is None and not tokenizer.chat_template:
             template = UNTEMPLATED
+        forget_earlier(sample, _MESSAGES)
         self._args, self._sample, self._tokenizer = args, sample, tokenizer
         self._template, self._role = template, role
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from slime_core import Args, GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError
-from slime_generators.multi_turn import Observations
+from slime_generators.multi_turn import Observations, forget_earlier
 from slime_generators.search.corpus import check_corpus, search_corpus
 from slime_generators.search.documents import Document, search_server
 
@@ -74,6 +74,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
         ValueError: The sample has no prompt tokens.
         EngineError: The engine refused the request or stopped responding.
     """
+    forget_earlier(sample, PENDING)
     own = options(args, "search", Options)
     search = _retriever(args, own)
     template = own.observation

@@ -39,13 +39,19 @@ def read_document(row: Any) -> Document:
     """
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str):
-            return Document(str(row.get("title") or "").strip('"'), row["text"])
+            return Document(_encodable(str(row.get("title") or "")).strip('"'), _encodable(row["text"]))
         if isinstance(row.get("contents"), str):
-            first, _, rest = row["contents"].partition("\n")
+            contents = _encodable(row["contents"])
+            first, _, rest = contents.partition("\n")
             if rest and first.startswith('"') and first.endswith('"'):
                 return Document(first.strip('"'), rest)
-            return Document("", row["contents"])
+            return Document("", contents)
     raise ValueError(f"a document needs 'contents' or 'text', a string; got {row!r:.80}")
+
+
+def _encodable(text: str) -> str:
+    """Return the text without halves of characters, which JSON may escape and tokenizers do not accept."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @lru_cache

@@ -18,7 +18,7 @@ from typing import Any
 
 from slime_core import Args, GenerateContext, Sample, SampleStatus
 from slime_core.tools import ParsedTurn
-from slime_generators.multi_turn import finished_turns, turn_tokens
+from slime_generators.multi_turn import finished_turns, forget_earlier, turn_tokens
 from slime_generators.tool_use.conversation import Conversation
 from slime_generators.tool_use.running import ToolResult, answers, call_tool
 from slime_generators.tool_use.settings import Options, Settings
@@ -42,6 +42,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
     """
     if not sample.tokens:
         raise ValueError(f"sample {sample.index} has no prompt tokens; the data source sets `Sample.tokens`")
+    forget_earlier(sample, PENDING)
     settings = Settings.of(args, sample, context.tokenizer)
     conversation = Conversation(args, sample, context.tokenizer, settings)
     limit = int(sampling_params["max_new_tokens"])

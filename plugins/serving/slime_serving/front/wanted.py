@@ -101,8 +101,10 @@ def tool_call(ident: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return a call of an assistant's message. `arguments` may be JSON text; other text is kept under "raw"."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (json.JSONDecodeError, RecursionError):
+            read = json.loads(arguments) if arguments.strip() else {}
+            json.dumps(read, ensure_ascii=False).encode()  # an escape may be half of a character
+            arguments = read
+        except (ValueError, RecursionError):
             arguments = {"raw": arguments}
     if not isinstance(arguments, dict):
         arguments = {"raw": arguments}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,16 @@ from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
 from slime_core.protocols import Args, TransportTraits
 from slime_core.protocols.weights import WeightEngines
+
+logger = logging.getLogger(__name__)
+
+
+def _remove(directory: Path) -> None:
+    """Delete a version that no engine needs; the new one is served, so a failure is only logged."""
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        logger.warning("weights that are no longer needed could not be removed: %s", error)
 
 
 class DiskTransport:
@@ -62,5 +73,5 @@ class DiskTransport:
             # version stays until the next one is served.
             done, self._kept = (self._kept, directory) if self._keeps else (directory, None)
             if done is not None:
-                shutil.rmtree(done)
+                _remove(done)
         return {"perf/update_weights_wire_bytes": float(written), **measured}

@@ -26,7 +26,7 @@ import aiohttp
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from slime_core.errors import WeightSyncError
+from slime_core.errors import SlimeError
 from slime_weight_transport_delta.apply import Applied, apply, local_state
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Puller:
                     applied = await self._apply(version)
                     answer |= {"bytes": applied.wire_bytes, "rebuilt": applied.rebuilt}
                     answer["engines"] = await self._load(version, engine_urls, started + timeout, flush)
-        except WeightSyncError as error:
+        except SlimeError as error:
             answer["message"] = str(error)
         except TimeoutError:
             answer["message"] = f"weight version {version} was not applied and loaded within {timeout:g} s"
@@ -141,7 +141,7 @@ class Puller:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            with contextlib.suppress(WeightSyncError):
+            with contextlib.suppress(SlimeError):
                 await task
             raise
 

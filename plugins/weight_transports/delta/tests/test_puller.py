@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
 from slime_weight_transport_delta import puller as module
+from slime_weight_transport_delta.format import _digest
 from slime_weight_transport_delta.puller import Puller, serve
 from slime_weight_transport_delta.writer import DeltaWriter
 
@@ -117,6 +120,21 @@ async def test_a_version_that_cannot_be_applied_reaches_no_engine(tmp_path: Path
         assert (status, answer["success"], answer["engines"]) == (409, False, {})
         assert "weight version 7 is not in" in answer["message"]
         assert asked == []
+
+
+async def test_a_checksum_whose_package_is_missing_is_named(
+    tmp_path: Path, writer: DeltaWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "source" / "weight_v000001" / "model.safetensors.index.json"
+    value = json.loads(index.read_text())
+    del value["digest"]
+    value["metadata"]["checksum_format"] = "blake3"
+    index.write_text(json.dumps({**value, "digest": _digest(value)}))
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    async with engine() as (url, asked), pulling(tmp_path, [url]) as ask:
+        status, answer = await ask("/pull", {"version": 1})
+        assert (status, answer["success"], asked) == (409, False, [])
+        assert "pip install 'slime-rl[blake3]'" in answer["message"]
 
 
 async def test_an_engine_that_hangs_costs_no_more_than_the_deadline(

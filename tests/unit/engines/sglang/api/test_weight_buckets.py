@@ -154,6 +154,27 @@ def test_a_living_process_keeps_its_names_and_a_killed_one_does_not(tmp_path: Pa
     assert names(tmp_path) == {"foreign", "mine"}
 
 
+def test_a_file_of_names_removes_nothing_outside_and_another_users_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, kept = tmp_path / "shm", tmp_path / "kept"
+    memory.mkdir()
+    kept.touch()
+    (memory / "segment").touch()
+    listed = memory / f"slime-{os.getuid()}-planted.names"
+    listed.write_text(f"../kept\n{kept}\nsegment\n")
+    other_user = os.getuid() + 1
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: other_user)
+        listed.rename(memory / f"slime-{os.getuid()}-planted.names")
+        remove_leftovers(memory)
+        assert (memory / "segment").exists()
+        (memory / f"slime-{os.getuid()}-planted.names").rename(listed)
+    remove_leftovers(memory)
+    assert kept.exists()
+    assert not (memory / "segment").exists()
+
+
 # -- buckets ---------------------------------------------------------------------------------------------
 
 
