@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from functools import partial
 from typing import Any
@@ -161,6 +162,8 @@ def test_same_value() -> None:
     assert same_value(3, [3])
     assert not same_value({"a": 1}, {"a": 1, "b": 2})
     assert not same_value(1.5, 10**5000)
+    assert same_value(-math.inf, -math.inf)
+    assert not any(same_value(found, math.inf) for found in (5, 1e308, -math.inf, math.nan))
 
 
 # -- what does not pass ------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -207,7 +208,7 @@ def _equal(found: Any, expected: Any) -> bool:
         if not isinstance(found, (int, float)) or not isinstance(expected, (int, float)):
             return False
         try:
-            return abs(found - expected) <= 1e-6 * max(1.0, abs(expected))
+            return found == expected or abs(found - expected) <= 1e-6 * max(1.0, abs(expected)) < math.inf
         except OverflowError:  # an integer beyond the range of a float
             return False
     if isinstance(found, list) and isinstance(expected, list):
