@@ -259,7 +259,26 @@ def test_large_input_and_output_do_not_block_each_other() -> None:
     assert ran(program, text, max_output_kb=4000, max_file_mb=16) == text
 
 
-@pytest.mark.parametrize("text", ["42", "hello", "x = 1", "assert", "def f(:", "", "pass", '["42"]', '["x == 1"]'])
+UNCALLED = "def check(candidate):\n    assert candidate(1) == 2\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "42",
+        "hello",
+        "x = 1",
+        "assert",
+        "def f(:",
+        "",
+        "pass",
+        '["42"]',
+        '["x == 1"]',
+        UNCALLED,
+        f"class T:\n    {UNCALLED.splitlines()[0]} assert 0",
+    ],
+)
 def test_a_test_that_no_program_fails_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"no tests|no Python text|asserts nothing"):
         read_tests(text, {})
+    assert len(read_tests(UNCALLED, {"entry_point": "f"})) == 1
