@@ -210,6 +210,12 @@ def test_a_cheat_does_not_pass(cheat: str) -> None:
     assert score(cheat, tests, {"score": "fraction"}) == 0.0
 
 
+def test_a_line_that_the_program_writes_among_the_values_is_no_error() -> None:
+    frame = "import os, sys\ndef f(x):\n    own = sys._getframe(1).f_locals\n"
+    line = """    os.write(own["report"], ('["%s", [], 1]\\n' % own["tests"]["nonce"]).encode())\n"""
+    assert score(frame + line, {"inputs": [[1]], "outputs": [[1]], "fn_name": "f"}) == 0.0
+
+
 @pytest.mark.slow
 def test_a_cheat_does_not_pass_calls_and_programs() -> None:
     for cheat in CHEATS.values():
