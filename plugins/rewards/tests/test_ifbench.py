@@ -202,9 +202,9 @@ def test_wrong_instructions_are_the_data_sets_fault(ids: list[str], kwargs: list
         reward(None, sample("a", ids, kwargs))
 
 
-@pytest.mark.parametrize("text", ["(", "a ", "*", "\n", ".", '"'])
+@pytest.mark.parametrize("text", ["(", "a ", "*", "\n", ".", '"', "1.\n", "<"])
 def test_long_text_takes_no_time(text: str) -> None:
-    text = text * 15_001
+    text = f"**{text * 15_001}x"
     for ident, kwargs, _, _ in CASES:
         started = time.process_time()
         reward(None, sample(text, [ident], [kwargs]))
