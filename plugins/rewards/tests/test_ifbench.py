@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     # id, kwargs, follows, does not
     ("keywords:existence", {"keywords": ["Sea", "c++"]}, "the SEA in C++", "the sea"),
     ("keywords:existence", {"keywords": "['Sea', 'c++']"}, "the SEA in C++", "the sea"),
+    ("keywords:existence", {"keywords": "sea"}, "the Sea", "a s e"),
     ("keywords:frequency", {"keyword": "a", "frequency": 2, "relation": "at least"}, "A a", "a"),
     ("keywords:frequency", {"keyword": "7", "frequency": "2", "relation": "At least "}, "7 7", "7"),
     ("keywords:forbidden_words", {"forbidden_words": ["art"]}, "the party", "modern Art!"),
