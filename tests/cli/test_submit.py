@@ -14,7 +14,7 @@ import pytest
 import yaml
 from slime_submit import job, manifests
 from slime_submit.command import run
-from slime_submit.folder import make_job
+from slime_submit.folder import make_job, without_settings
 from slime_submit.job import HERE
 
 from slime_core.config import load_settings
@@ -95,6 +95,11 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert held["custom_rm_path"] == again.custom_rm_path
     assert held["path"] == "/on/the/cluster/e.jsonl"
     assert again.hf_checkpoint == "/on/the/cluster/m"
+
+
+def test_only_variables_of_slime_are_settings() -> None:
+    others = {"WANDB_MODE": "offline", "SEED": "1", "SLIME_HOST_IP": "10.0.0.1"}
+    assert without_settings({**others, "SLIME_SEED": "2", "SLIME_WANDB_MODE": "online"}) == others
 
 
 def test_a_directory_that_the_node_lacks(

@@ -77,5 +77,5 @@ def job_folder(settings: Settings, directory: str) -> Path:
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables that are settings: they are in run.yaml, which they would override."""
-    known = flag_specs()
-    return {name: value for name, value in environment.items() if name.removeprefix("SLIME_").lower() not in known}
+    settings = {f"SLIME_{name.upper()}" for name in flag_specs()}
+    return {name: value for name, value in environment.items() if name not in settings}
