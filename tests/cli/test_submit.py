@@ -44,6 +44,7 @@ K8S = ["--to=k8s", "--dry-run", "--no-check", "--image=i", "--volume=claim:/data
         ([*K8S, "--gpus", "H100:8", "train", *RUN], "--gpus H100:8: must be a number"),
         (["--to=k8s", "--dry-run", "--image=i", "--volume=v", "train", *RUN], "--volume v: must be NAME:/PATH"),
         ([*K8S, "train", *RUN, "--run-dir", "/home/run"], "/home/run is outside of it"),
+        ([*K8S, "train", *RUN, "--run-dir", "../../run"], "/run is outside of it"),
         ([*K8S, "train", *RUN, "--wandb-key", "0123456789abcdef"], "would have a secret"),
         ([*SLURM, "gpu", "train", *RUN], "gpu: not an option"),
         ([*SLURM, "--array=1-4", "train", *RUN], "--array=1-4: a run is one job"),

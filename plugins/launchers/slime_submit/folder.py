@@ -66,7 +66,8 @@ def run_places(settings: Settings, directory: str) -> tuple[Path, Path]:
     """Return the run directory and the directory of checkpoints on the cluster."""
     args = settings.args
     assert args.run_dir, "every command that writes has a run directory"
-    return Path(directory, args.run_dir), Path(directory, args.save or args.run_dir)
+    run_dir, save = (os.path.normpath(os.path.join(directory, p)) for p in (args.run_dir, args.save or args.run_dir))
+    return Path(run_dir), Path(save)
 
 
 def job_folder(settings: Settings, directory: str) -> Path:
