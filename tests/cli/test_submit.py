@@ -136,21 +136,26 @@ def test_a_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     assert run([*SLURM, "-N4", "train", *RUN]) == 0
     assert "--nodes 1" not in capsys.readouterr().out
+    assert run([*SLURM, "--directory", "sub", "train", *RUN]) == 0
+    text = capsys.readouterr().out
+    assert f"#SBATCH --chdir {tmp_path}/sub\n" in text
+    assert f"allocation {tmp_path}/sub/" in text
 
 
 def test_a_check_changes_nothing_of_the_job(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = Mock(side_effect=presets.load_settings)
     monkeypatch.setattr(presets, "load_settings", load)
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny.root, "data")
+    here = tmp_path / "here"
+    shutil.copytree(tiny.root, here / "data")
+    monkeypatch.chdir(here)
     jobs = []
     for number, check in enumerate(([], ["--no-check"])):
-        words = ["--to=slurm", "--dry-run", f"--directory=there{number}", *check, "train"]
+        words = ["--to=slurm", "--dry-run", f"--directory=../there{number}", *check, "train"]
         assert run([*words, *TinyRun(Path("data")).argv(Path("out"))]) == 0
-        [folder] = Path(f"there{number}", "out.jobs").iterdir()
+        [folder] = Path(f"../there{number}", "out.jobs").iterdir()
         jobs.append((folder / "run.yaml").read_text().replace(f"there{number}", "there").replace(folder.name, "ID"))
     assert jobs[0] == jobs[1]
-    assert str(tmp_path) not in jobs[0]
+    assert str(here) not in jobs[0]
     assert load.call_count == len(jobs)
 
 

@@ -72,7 +72,7 @@ def _options(words: list[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--to", choices=tuple(_TARGETS), default="ray")
     to = parser.parse_known_args(words)[0].to
     parser.add_argument("--no-check", action="store_true")
-    parser.add_argument("--directory", default=os.getcwd())
+    parser.add_argument("--directory", type=os.path.abspath, default=os.getcwd())
     parser.add_argument("--python", default=sys.executable if to == "slurm" else "python")
     if to in ("ray", "slurm"):
         parser.add_argument("--no-wait", action="store_true")
