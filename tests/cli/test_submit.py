@@ -136,6 +136,8 @@ def test_a_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     assert run([*SLURM, "-N4", "train", *RUN]) == 0
     assert "--nodes 1" not in capsys.readouterr().out
+    assert run([*SLURM, "--partition", "train", "train", *RUN]) == 0
+    assert "#SBATCH --partition train\n" in capsys.readouterr().out
     assert run([*SLURM, "--directory", "sub", "train", *RUN]) == 0
     text = capsys.readouterr().out
     assert f"#SBATCH --chdir {tmp_path}/sub\n" in text

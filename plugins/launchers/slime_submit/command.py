@@ -55,7 +55,9 @@ Exit status: that of the job, 143 when it was stopped, 2 when nothing was submit
 
 def run(argv: list[str]) -> int:
     """Submit, and follow. Raises ConfigError for what is wrong before, and PluginError."""
-    command = next((index for index, word in enumerate(argv) if word in COMMANDS), None)
+    # Of two such words in a row the first is an option's value, as in `--partition train train`.
+    commands = (at for at, word in enumerate(argv) if word in COMMANDS and not {*argv[at + 1 : at + 2]} & {*COMMANDS})
+    command = next(commands, None)
     own_words = argv[:command]
     if not argv or "-h" in argv or "--help" in argv:
         print(_HELP)
