@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,14 @@ def test_a_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     text = capsys.readouterr().out
     assert f"#SBATCH --chdir {tmp_path}/sub\n" in text
     assert f"allocation {tmp_path}/sub/" in text
+
+
+@pytest.mark.parametrize("name", ["a" * 80, "2026-11-29", "\u00e9"])
+def test_the_name_of_a_job_is_one_for_kuberay(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*K8S, "--nodes=2", "train", *RUN, "--run-dir", name]) == 0
+    _, made = yaml.safe_load_all(capsys.readouterr().out)
+    assert made["kind"] == "RayJob"
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])", made["metadata"]["name"])
 
 
 def test_a_check_changes_nothing_of_the_job(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
