@@ -135,6 +135,15 @@ def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pyte
     assert "samples are no longer stored in this run: IsADirectoryError" in caplog.text
 
 
+def test_samples_without_numbers_make_room_too(tmp_path: Path) -> None:
+    store = SampleStore()
+    for rollout in range(2):
+        samples = [Sample(tokens=[1], prompt="p", group_index=0)]
+        store.slime_log_rollout(rollout, make_args(run_dir=str(tmp_path), log_samples_budget=1), samples)
+    store.slime_run_end(None)
+    assert [path.name for path in sample_files(tmp_path / FOLDER)] == [file_name(1)]
+
+
 def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:
     """As a reward leaves it in metadata: all other samples were lost with it."""
     seen = {1: ValueError("no"), "t": torch.zeros(2), "tags": [{"a"}, 2**70], "b": b"x", "half": "\ud800", "n": 1.5}

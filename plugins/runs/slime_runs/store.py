@@ -253,7 +253,7 @@ class _Writer:
             Facts(groups).write(whole, map(json_lines, groups), thinned=True)
             self._thinned[whole.name] = True
             self._measure(whole)
-            self._thin_beside(whole, {row["index"] for group in groups for row in group})
+            self._thin_beside(whole, {row.get("index") for group in groups for row in group})
         elif old:
             old[0].unlink()
             self._measure(old[0])
@@ -265,7 +265,7 @@ class _Writer:
             self._thinned[path.name] = is_thinned(path)
         return self._thinned[path.name]
 
-    def _thin_beside(self, path: Path, kept: set[int]) -> None:
+    def _thin_beside(self, path: Path, kept: set[int | None]) -> None:
         """Reduce a rollout's trainer and shadow files to the rows of its remaining samples."""
         rollout, evaluation = parse_name(path.name) or (0, True)
         for name in (trained_name(rollout), shadow_name(rollout)):
