@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,22 @@ def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pyte
     store.slime_log_rollout(0, make_args(run_dir=str(tmp_path)), [Sample(tokens=[1], prompt="p", group_index=0)])
     store.slime_run_end(None)
     assert "samples are no longer stored in this run: IsADirectoryError" in caplog.text
+
+
+def test_files_that_the_user_has_removed_count_no_more(tmp_path: Path) -> None:
+    store, folder = SampleStore(), tmp_path / FOLDER
+    args = make_args(run_dir=str(tmp_path), log_samples_budget=100_000)
+    for rollout in range(6):
+        samples = [Sample(tokens=[1], prompt=os.urandom(20_000).hex(), group_index=0, index=0)]
+        store.slime_log_rollout(rollout, args, samples)
+        if rollout == 2:
+            store.slime_run_end(None)
+            (folder / file_name(0)).unlink()
+            (folder / file_name(1)).unlink()
+    store.slime_run_end(None)
+    files = sample_files(folder)
+    assert [path.name for path in files] == [file_name(n) for n in range(2, 6)]
+    assert not any(map(is_thinned, files))
 
 
 def test_samples_without_numbers_make_room_too(tmp_path: Path) -> None:

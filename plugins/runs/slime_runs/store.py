@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -233,6 +234,9 @@ class _Writer:
         rollout, evaluation = parse_name(name) or (0, True)
         if not evaluation:
             self._untrained.append(rollout)
+        if sum(self._sizes.values()) > self._budget:  # files that the user has removed count no more
+            there = set(os.listdir(self._folder))
+            self._sizes = {name: size for name, size in self._sizes.items() if name in there}
         while sum(self._sizes.values()) > self._budget and self._make_room():
             pass
 
