@@ -222,6 +222,9 @@ class MessageTree:
     def add(self, place: Place, messages: Sequence[Message], answer: Message, turn: Turn) -> Node:
         """Add the answer to `messages`, which `find` put at `place`, as a new node that is not `delivered` yet."""
         node = place.last
+        for old in place.nodes:  # another request, whose client left, may have been forgotten meanwhile
+            if old.parent is not None and old not in old.parent.children:
+                old.parent.children.append(old)
         for old, key in zip(place.nodes, place.keys):
             if key is not old.key and key not in old.other_keys:
                 old.other_keys.add(key)
