@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 from slime_runs import Run, RunError, export
 from slime_runs.index import Filter
+from slime_runs.new_directory import check_new, new_directory
 
+from slime_core.errors import ConfigError
 from tests.conftest import TinyRun
 from tests.ports import free_port
 from tests.until import wait_until
@@ -24,6 +27,30 @@ def run(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("export")
     slime("train", *tiny.argv(root, run_dir=root, num_rollout=2, save_interval=None))
     return Run(root)
+
+
+@pytest.mark.parametrize("place", [".", "link", "empty", "new/one"])
+def test_a_new_directory_may_be_an_empty_one(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty" if place == "." else tmp_path)
+    target = Path(place)
+
+    def write(error: Exception | None = None) -> None:
+        check_new(target, place)
+        with new_directory(target) as partial:
+            partial.mkdir(parents=True)
+            (partial / "file").touch()
+            if error:
+                raise error
+
+    with pytest.raises(KeyError):
+        write(KeyError())
+    write()
+    assert os.listdir(place) == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"empty", "link", "new"}
+    with pytest.raises(ConfigError, match="is there already"):
+        write()
 
 
 def test_rows_for_datasets(run: Run, slime: Any, tmp_path: Path) -> None:
