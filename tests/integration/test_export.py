@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 from collections import Counter
@@ -82,6 +83,18 @@ def test_logs_for_inspect(run: Run, slime: Any, tmp_path: Path) -> None:
     read = log.read_eval_log(str(paths[1]))
     assert (read.status, len(read.samples)) == ("success", 8)
     assert read.results.scores[0].metrics["mean"].value == pytest.approx(sum(scores) / len(scores))
+
+
+@pytest.mark.parametrize("form", ["hf", "inspect"])
+def test_of_samples_that_are_damaged_nothing_is_left(run: Run, refused: Any, tmp_path: Path, form: str) -> None:
+    shutil.copytree(run.path, tmp_path / "run")
+    for path in (tmp_path / "run" / "samples").glob("*_0000002.*"):
+        content = bytearray(path.read_bytes())
+        content[100] ^= 0xFF
+        path.write_bytes(content)
+    said = refused("export", tmp_path / "run", "--format", form, "-o", tmp_path / "out" / form, status=2)
+    assert "cannot be read" in said
+    assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.slow
