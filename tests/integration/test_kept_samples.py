@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from slime_runs import Run
+from slime_runs.export import to_inspect
 from slime_runs.files import FOLDER, file_name, sample_files
 from slime_runs.index import Filter, is_thinned
 from slime_runs.store import SampleStore
@@ -134,6 +135,17 @@ def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pyte
     store.slime_log_rollout(0, make_args(run_dir=str(tmp_path)), [Sample(tokens=[1], prompt="p", group_index=0)])
     store.slime_run_end(None)
     assert "samples are no longer stored in this run: IsADirectoryError" in caplog.text
+
+
+def test_data_sets_of_similar_names_have_a_log_each(tmp_path: Path) -> None:
+    store, names = SampleStore(), ["a/b", "a b", "a_b"]
+    samples = {name: {"samples": [Sample(tokens=[1], prompt="p", group_index=0, index=0)]} for name in names}
+    store.slime_log_eval(0, make_args(run_dir=str(tmp_path)), samples)
+    store.slime_run_end(None)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert to_inspect(Run(tmp_path), logs) == "3 logs"
+    assert {json.loads(path.read_text())["eval"]["task"] for path in logs.iterdir()} == {*names}
 
 
 def test_files_that_the_user_has_removed_count_no_more(tmp_path: Path) -> None:

@@ -75,9 +75,11 @@ def to_inspect(run: Run, folder: Path) -> str:
             logs.setdefault((found.entry.rollout, found.entry.data_set), []).append(found)
     if not logs:
         raise RunError(f"{run.path}: no samples of evaluations are kept")
-    for (rollout, data_set), samples in logs.items():
+    for number, ((rollout, data_set), samples) in enumerate(logs.items()):
         name = re.sub(r"[^\w.-]", "_", data_set)[:100]
         path = folder / f"{rollout:07}_{name}.json"
+        if path.exists():  # of a data set whose name differs in what a file's name cannot have
+            path = folder / f"{rollout:07}_{name}_{number}.json"
         path.write_text(json.dumps(_log(run, rollout, data_set, samples)), encoding="utf-8")
     return f"{len(logs)} logs"
 
