@@ -66,6 +66,10 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(work)
     (work / "rm.py").write_text("def reward(args, sample):\n    return 1.0\n")
     (work / "conf").mkdir()
+    (work / "helpers").mkdir()
+    (work / "helpers/__init__.py").touch()
+    (work / "helpers/deploy.yaml").write_text("a: !ref b\n---\nc: 1\n")
+    (work / "helpers/old.yml").write_bytes(b"name: \xe9\n")
     held_out = "datasets:\n  - {name: held, path: ../e.jsonl, custom_rm_path: '../rm.py:reward'}\n"
     (work / "conf/eval.yaml").write_text(held_out)
     settings = load_settings(

@@ -45,7 +45,10 @@ def make_job(settings: Settings, folder: Path, directory: str, *, there: str = H
         arrived = Path(there, root.name)
         args = carried.localized(args, arrived)
         for file in root.rglob("*.y*ml"):  # an --eval-config may name plugins of its own, and data
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            try:
+                content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            except (yaml.YAMLError, UnicodeDecodeError):  # of another program, in a package
+                continue
             evaluates = args.eval_config == str(arrived / file.relative_to(root))
             named_from = os.path.dirname(str(settings.args.eval_config))
             changed = carried.localized(located_deep(content, named_from) if evaluates else content, arrived)
