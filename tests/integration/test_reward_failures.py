@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -108,3 +109,8 @@ def test_failures_in_a_row_stop_the_run_with_the_reason(
     assert done.returncode == 1
     assert f"{limit} samples in a row failed" in done.stderr
     assert "no gold answer" in done.stderr
+
+
+def test_metadata_of_a_score_is_an_object(refused: Any) -> None:
+    said = refused("rewards", "score", "--with", "exact", "--response", "4", "--metadata", "[1]", status=2)
+    assert "--metadata [1]: must be a JSON object" in said
