@@ -128,6 +128,14 @@ def test_a_run_that_has_written_nothing_waits_for_nothing(tmp_path: Path) -> Non
         small.directory.mkdir(exist_ok=True)
 
 
+def test_incidents_of_a_run_that_was_killed_are_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    record = json.dumps({"rollout_id": 0, "check": "c", "cause": "the mask is shifted", "numbers": "3 tokens"})
+    (tmp_path / "run" / "incidents.jsonl").write_text(f'{record}\n{{"rollout_id": 1, "che')
+    small = SmallRun(tmp_path / "run.yaml", tmp_path / "run", "train", {})
+    assert small.incidents() == ["the mask is shifted: 3 tokens"]
+
+
 def test_options_of_plugins_may_be_absent(tmp_path: Path) -> None:
     here = Here({})
     with_model(here, tmp_path, small=True)

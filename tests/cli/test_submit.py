@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import yaml
 from slime_submit import job, manifests
 from slime_submit.command import run
-from slime_submit.folder import make_job
+from slime_submit.folder import make_job, without_settings
 from slime_submit.job import HERE
 
 from slime_core.config import load_settings
@@ -44,6 +45,7 @@ K8S = ["--to=k8s", "--dry-run", "--no-check", "--image=i", "--volume=claim:/data
         ([*K8S, "--gpus", "H100:8", "train", *RUN], "--gpus H100:8: must be a number"),
         (["--to=k8s", "--dry-run", "--image=i", "--volume=v", "train", *RUN], "--volume v: must be NAME:/PATH"),
         ([*K8S, "train", *RUN, "--run-dir", "/home/run"], "/home/run is outside of it"),
+        ([*K8S, "train", *RUN, "--run-dir", "../../run"], "/run is outside of it"),
         ([*K8S, "train", *RUN, "--wandb-key", "0123456789abcdef"], "would have a secret"),
         ([*SLURM, "gpu", "train", *RUN], "gpu: not an option"),
         ([*SLURM, "--array=1-4", "train", *RUN], "--array=1-4: a run is one job"),
@@ -64,6 +66,10 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(work)
     (work / "rm.py").write_text("def reward(args, sample):\n    return 1.0\n")
     (work / "conf").mkdir()
+    (work / "helpers").mkdir()
+    (work / "helpers/__init__.py").touch()
+    (work / "helpers/deploy.yaml").write_text("a: !ref b\n---\nc: 1\n")
+    (work / "helpers/old.yml").write_bytes(b"name: \xe9\n")
     held_out = "datasets:\n  - {name: held, path: ../e.jsonl, custom_rm_path: '../rm.py:reward'}\n"
     (work / "conf/eval.yaml").write_text(held_out)
     settings = load_settings(
@@ -95,6 +101,11 @@ def test_the_folder_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert held["custom_rm_path"] == again.custom_rm_path
     assert held["path"] == "/on/the/cluster/e.jsonl"
     assert again.hf_checkpoint == "/on/the/cluster/m"
+
+
+def test_only_variables_of_slime_are_settings() -> None:
+    others = {"WANDB_MODE": "offline", "SEED": "1", "SLIME_HOST_IP": "10.0.0.1"}
+    assert without_settings({**others, "SLIME_SEED": "2", "SLIME_WANDB_MODE": "online"}) == others
 
 
 def test_a_directory_that_the_node_lacks(
@@ -130,21 +141,36 @@ def test_a_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     assert run([*SLURM, "-N4", "train", *RUN]) == 0
     assert "--nodes 1" not in capsys.readouterr().out
+    assert run([*SLURM, "--partition", "train", "train", *RUN]) == 0
+    assert "#SBATCH --partition train\n" in capsys.readouterr().out
+    assert run([*SLURM, "--directory", "sub", "train", *RUN]) == 0
+    text = capsys.readouterr().out
+    assert f"#SBATCH --chdir {tmp_path}/sub\n" in text
+    assert f"allocation {tmp_path}/sub/" in text
+
+
+@pytest.mark.parametrize("name", ["a" * 80, "2026-11-29", "\u00e9"])
+def test_the_name_of_a_job_is_one_for_kuberay(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*K8S, "--nodes=2", "train", *RUN, "--run-dir", name]) == 0
+    _, made = yaml.safe_load_all(capsys.readouterr().out)
+    assert made["kind"] == "RayJob"
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])", made["metadata"]["name"])
 
 
 def test_a_check_changes_nothing_of_the_job(tiny: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = Mock(side_effect=presets.load_settings)
     monkeypatch.setattr(presets, "load_settings", load)
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny.root, "data")
+    here = tmp_path / "here"
+    shutil.copytree(tiny.root, here / "data")
+    monkeypatch.chdir(here)
     jobs = []
     for number, check in enumerate(([], ["--no-check"])):
-        words = ["--to=slurm", "--dry-run", f"--directory=there{number}", *check, "train"]
+        words = ["--to=slurm", "--dry-run", f"--directory=../there{number}", *check, "train"]
         assert run([*words, *TinyRun(Path("data")).argv(Path("out"))]) == 0
-        [folder] = Path(f"there{number}", "out.jobs").iterdir()
+        [folder] = Path(f"../there{number}", "out.jobs").iterdir()
         jobs.append((folder / "run.yaml").read_text().replace(f"there{number}", "there").replace(folder.name, "ID"))
     assert jobs[0] == jobs[1]
-    assert str(tmp_path) not in jobs[0]
+    assert str(here) not in jobs[0]
     assert load.call_count == len(jobs)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sqlite3
 import subprocess
 from collections import Counter
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 from slime_runs import Run, RunError, export
 from slime_runs.index import Filter
+from slime_runs.new_directory import check_new, new_directory
 
+from slime_core.errors import ConfigError
 from tests.conftest import TinyRun
 from tests.ports import free_port
 from tests.until import wait_until
@@ -24,6 +28,30 @@ def run(tiny: TinyRun, slime: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("export")
     slime("train", *tiny.argv(root, run_dir=root, num_rollout=2, save_interval=None))
     return Run(root)
+
+
+@pytest.mark.parametrize("place", [".", "link", "empty", "new/one"])
+def test_a_new_directory_may_be_an_empty_one(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty" if place == "." else tmp_path)
+    target = Path(place)
+
+    def write(error: Exception | None = None) -> None:
+        check_new(target, place)
+        with new_directory(target) as partial:
+            partial.mkdir(parents=True)
+            (partial / "file").touch()
+            if error:
+                raise error
+
+    with pytest.raises(KeyError):
+        write(KeyError())
+    write()
+    assert os.listdir(place) == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"empty", "link", "new"}
+    with pytest.raises(ConfigError, match="is there already"):
+        write()
 
 
 def test_rows_for_datasets(run: Run, slime: Any, tmp_path: Path) -> None:
@@ -55,6 +83,18 @@ def test_logs_for_inspect(run: Run, slime: Any, tmp_path: Path) -> None:
     read = log.read_eval_log(str(paths[1]))
     assert (read.status, len(read.samples)) == ("success", 8)
     assert read.results.scores[0].metrics["mean"].value == pytest.approx(sum(scores) / len(scores))
+
+
+@pytest.mark.parametrize("form", ["hf", "inspect"])
+def test_of_samples_that_are_damaged_nothing_is_left(run: Run, refused: Any, tmp_path: Path, form: str) -> None:
+    shutil.copytree(run.path, tmp_path / "run")
+    for path in (tmp_path / "run" / "samples").glob("*_0000002.*"):
+        content = bytearray(path.read_bytes())
+        content[100] ^= 0xFF
+        path.write_bytes(content)
+    said = refused("export", tmp_path / "run", "--format", form, "-o", tmp_path / "out" / form, status=2)
+    assert "cannot be read" in said
+    assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.slow

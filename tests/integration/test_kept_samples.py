@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from slime_runs import Run
+from slime_runs.export import to_inspect
 from slime_runs.files import FOLDER, file_name, sample_files
 from slime_runs.index import Filter, is_thinned
 from slime_runs.store import SampleStore
@@ -133,6 +135,42 @@ def test_a_last_file_that_cannot_be_written_is_said(tmp_path: Path, caplog: pyte
     store.slime_log_rollout(0, make_args(run_dir=str(tmp_path)), [Sample(tokens=[1], prompt="p", group_index=0)])
     store.slime_run_end(None)
     assert "samples are no longer stored in this run: IsADirectoryError" in caplog.text
+
+
+def test_data_sets_of_similar_names_have_a_log_each(tmp_path: Path) -> None:
+    store, names = SampleStore(), ["a/b", "a b", "a_b"]
+    samples = {name: {"samples": [Sample(tokens=[1], prompt="p", group_index=0, index=0)]} for name in names}
+    store.slime_log_eval(0, make_args(run_dir=str(tmp_path)), samples)
+    store.slime_run_end(None)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert to_inspect(Run(tmp_path), logs) == "3 logs"
+    assert {json.loads(path.read_text())["eval"]["task"] for path in logs.iterdir()} == {*names}
+
+
+def test_files_that_the_user_has_removed_count_no_more(tmp_path: Path) -> None:
+    store, folder = SampleStore(), tmp_path / FOLDER
+    args = make_args(run_dir=str(tmp_path), log_samples_budget=100_000)
+    for rollout in range(6):
+        samples = [Sample(tokens=[1], prompt=os.urandom(20_000).hex(), group_index=0, index=0)]
+        store.slime_log_rollout(rollout, args, samples)
+        if rollout == 2:
+            store.slime_run_end(None)
+            (folder / file_name(0)).unlink()
+            (folder / file_name(1)).unlink()
+    store.slime_run_end(None)
+    files = sample_files(folder)
+    assert [path.name for path in files] == [file_name(n) for n in range(2, 6)]
+    assert not any(map(is_thinned, files))
+
+
+def test_samples_without_numbers_make_room_too(tmp_path: Path) -> None:
+    store = SampleStore()
+    for rollout in range(2):
+        samples = [Sample(tokens=[1], prompt="p", group_index=0)]
+        store.slime_log_rollout(rollout, make_args(run_dir=str(tmp_path), log_samples_budget=1), samples)
+    store.slime_run_end(None)
+    assert [path.name for path in sample_files(tmp_path / FOLDER)] == [file_name(1)]
 
 
 def test_what_json_has_no_form_for_is_kept_as_text(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -96,3 +97,8 @@ def _is_of(test: Path, process: psutil.Process) -> bool:
         return process.environ().get("OF_THIS_TEST") == str(test)
     except psutil.Error:
         return False
+
+
+def test_metadata_of_a_score_is_an_object(refused: Any) -> None:
+    said = refused("rewards", "score", "--with", "exact", "--response", "4", "--metadata", "[1]", status=2)
+    assert "--metadata [1]: must be a JSON object" in said

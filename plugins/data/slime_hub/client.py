@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -87,9 +87,11 @@ def commit_of(name: HubName, kind: Kind, cited: str) -> str:
         logger.warning("%s; using commit %s of the cache", error, cached[:8])
         return cached
     assert info.sha is not None, "the answer about a revision has its commit"
-    ref = _ref(name, kind)
-    ref.parent.mkdir(parents=True, exist_ok=True)
-    ref.write_text(info.sha, encoding="utf-8")
+    if cached_commit(name, kind) != info.sha:
+        ref = _ref(name, kind)
+        with suppress(OSError):  # a cache that one may only read
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(info.sha, encoding="utf-8")
     return str(info.sha)
 
 

@@ -55,7 +55,9 @@ Exit status: that of the job, 143 when it was stopped, 2 when nothing was submit
 
 def run(argv: list[str]) -> int:
     """Submit, and follow. Raises ConfigError for what is wrong before, and PluginError."""
-    command = next((index for index, word in enumerate(argv) if word in COMMANDS), None)
+    # Of two such words in a row the first is an option's value, as in `--partition train train`.
+    commands = (at for at, word in enumerate(argv) if word in COMMANDS and not {*argv[at + 1 : at + 2]} & {*COMMANDS})
+    command = next(commands, None)
     own_words = argv[:command]
     if not argv or "-h" in argv or "--help" in argv:
         print(_HELP)
@@ -72,7 +74,7 @@ def _options(words: list[str]) -> tuple[Namespace, list[str]]:
     parser.add_argument("--to", choices=tuple(_TARGETS), default="ray")
     to = parser.parse_known_args(words)[0].to
     parser.add_argument("--no-check", action="store_true")
-    parser.add_argument("--directory", default=os.getcwd())
+    parser.add_argument("--directory", type=os.path.abspath, default=os.getcwd())
     parser.add_argument("--python", default=sys.executable if to == "slurm" else "python")
     if to in ("ray", "slurm"):
         parser.add_argument("--no-wait", action="store_true")

@@ -45,7 +45,10 @@ def make_job(settings: Settings, folder: Path, directory: str, *, there: str = H
         arrived = Path(there, root.name)
         args = carried.localized(args, arrived)
         for file in root.rglob("*.y*ml"):  # an --eval-config may name plugins of its own, and data
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            try:
+                content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            except (yaml.YAMLError, UnicodeDecodeError):  # of another program, in a package
+                continue
             evaluates = args.eval_config == str(arrived / file.relative_to(root))
             named_from = os.path.dirname(str(settings.args.eval_config))
             changed = carried.localized(located_deep(content, named_from) if evaluates else content, arrived)
@@ -66,7 +69,8 @@ def run_places(settings: Settings, directory: str) -> tuple[Path, Path]:
     """Return the run directory and the directory of checkpoints on the cluster."""
     args = settings.args
     assert args.run_dir, "every command that writes has a run directory"
-    return Path(directory, args.run_dir), Path(directory, args.save or args.run_dir)
+    run_dir, save = (os.path.normpath(os.path.join(directory, p)) for p in (args.run_dir, args.save or args.run_dir))
+    return Path(run_dir), Path(save)
 
 
 def job_folder(settings: Settings, directory: str) -> Path:
@@ -77,5 +81,5 @@ def job_folder(settings: Settings, directory: str) -> Path:
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables that are settings: they are in run.yaml, which they would override."""
-    known = flag_specs()
-    return {name: value for name, value in environment.items() if name.removeprefix("SLIME_").lower() not in known}
+    settings = {f"SLIME_{name.upper()}" for name in flag_specs()}
+    return {name: value for name, value in environment.items() if name not in settings}

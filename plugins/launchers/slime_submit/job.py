@@ -82,10 +82,10 @@ def drained(run_dir: Path) -> bool:
 def _fill_in(folder: Path) -> None:
     """Replace the placeholder of the folder's path in its YAML files."""
     for file in folder.rglob("*.y*ml"):
-        text = file.read_text(encoding="utf-8")
-        if HERE in text:
+        text = file.read_bytes()
+        if HERE.encode() in text:
             changed = file.with_name(f"{file.name}.{os.getpid()}")
-            changed.write_text(text.replace(HERE, str(folder)), encoding="utf-8")
+            changed.write_bytes(text.replace(HERE.encode(), os.fsencode(folder)))
             changed.replace(file)
 
 

@@ -253,8 +253,9 @@ def _dumped(documents: list[Any]) -> str:
 
 
 def _dns(name: str) -> str:
-    """Return a name as Kubernetes allows it: lower case, digits and hyphens."""
-    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:32].rstrip("-") or "slime"
+    """Return a name as KubeRay allows it: lower case, digits and hyphens after a letter, 47 characters with the id."""
+    words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "slime"
+    return (words if words[0].isalpha() else f"run-{words}")[:26].rstrip("-")
 
 
 WRITERS: Mapping[str, Callable[[Job, Mapping[str, str]], str]] = {"k8s": kubernetes, "skypilot": skypilot}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from slime_runs.new_directory import new_directory
 
 from slime_core.errors import ConfigError
 
@@ -95,6 +96,7 @@ def model_directory(model: Any, tokenizer: Any, folder: Path, *, resume: bool) -
         )
     if folder.exists():
         return str(folder)
-    for part in (model, tokenizer):
-        part.save_pretrained(str(folder))
+    with new_directory(folder) as partial:
+        for part in (model, tokenizer):
+            part.save_pretrained(str(partial))
     return str(folder)

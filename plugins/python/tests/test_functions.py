@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from slime_python.functions import hook_directory, spec_of
+from slime_python.inputs import model_directory
 from slime_testing_contracts.tiny import tiny_model
 
 from slime_core import Trainer
@@ -128,6 +129,24 @@ def slime_step_end(rollout_id, metrics):
     seen.append(rollout_id)
 seen = []
 """
+
+
+def test_a_model_that_cannot_be_saved_whole_leaves_nothing(tmp_path: Path) -> None:
+    class Saved:
+        def save_pretrained(self, folder: str) -> None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder, "config.json").touch()
+
+    class Unsaved:
+        def save_pretrained(self, folder: str) -> None:
+            raise OSError("the disk is full")
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="full"):
+            model_directory(Saved(), Unsaved(), tmp_path / "model", resume=False)
+    assert not list(tmp_path.iterdir())
+    assert model_directory(Saved(), Saved(), tmp_path / "model", resume=True) == str(tmp_path / "model")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("form", ["class", "instance", "function", "kept"])

@@ -3,8 +3,8 @@
 Both sides are lower-cased and stripped of punctuation, articles and repeated blanks. The sign and the point of a number
 are not punctuation; curly quotes and the marks of other scripts are, unlike in SQuAD's script. The answers yes, no and
 noanswer must match exactly, since they share no meaning with longer texts. A label of one character (A is a choice, not
-an article) and an empty label or list, which means that there is no answer, must also match exactly. A whole number of
-type float counts as an integer. The best score over a list of labels counts.
+an article), one of punctuation alone, and an empty label or list, which means that there is no answer, must also match
+exactly. A whole number of type float counts as an integer. The best score over a list of labels counts.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def reward(args: Args, sample: Sample) -> float:
 def f1_score(prediction: str, label: str) -> float:
     """Return F1 = 2 P R / (P + R) over multisets of normalised tokens; two empty sets are equal, as in SQuAD 2.0."""
     predicted, expected = normalized_tokens(prediction), normalized_tokens(label)
+    if label.strip() and not expected:
+        return float(prediction.strip() == label.strip())
     if len(label.strip()) == 1:
         return float(_words(prediction) == _words(label))
     if not predicted or not expected:

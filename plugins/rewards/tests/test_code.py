@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from functools import partial
 from typing import Any
@@ -161,6 +162,8 @@ def test_same_value() -> None:
     assert same_value(3, [3])
     assert not same_value({"a": 1}, {"a": 1, "b": 2})
     assert not same_value(1.5, 10**5000)
+    assert same_value(-math.inf, -math.inf)
+    assert not any(same_value(found, math.inf) for found in (5, 1e308, -math.inf, math.nan))
 
 
 # -- what does not pass ------------------------------------------------------------------------------------------------
@@ -207,6 +210,12 @@ def test_a_cheat_does_not_pass(cheat: str) -> None:
     assert score(cheat, tests, {"score": "fraction"}) == 0.0
 
 
+def test_a_line_that_the_program_writes_among_the_values_is_no_error() -> None:
+    frame = "import os, sys\ndef f(x):\n    own = sys._getframe(1).f_locals\n"
+    line = """    os.write(own["report"], ('["%s", [], 1]\\n' % own["tests"]["nonce"]).encode())\n"""
+    assert score(frame + line, {"inputs": [[1]], "outputs": [[1]], "fn_name": "f"}) == 0.0
+
+
 @pytest.mark.slow
 def test_a_cheat_does_not_pass_calls_and_programs() -> None:
     for cheat in CHEATS.values():
@@ -247,7 +256,26 @@ def test_large_input_and_output_do_not_block_each_other() -> None:
     assert ran(program, text, max_output_kb=4000, max_file_mb=16) == text
 
 
-@pytest.mark.parametrize("text", ["42", "hello", "x = 1", "assert", "def f(:", "", "pass", '["42"]', '["x == 1"]'])
+UNCALLED = "def check(candidate):\n    assert candidate(1) == 2\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "42",
+        "hello",
+        "x = 1",
+        "assert",
+        "def f(:",
+        "",
+        "pass",
+        '["42"]',
+        '["x == 1"]',
+        UNCALLED,
+        f"class T:\n    {UNCALLED.splitlines()[0]} assert 0",
+    ],
+)
 def test_a_test_that_no_program_fails_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"no tests|no Python text|asserts nothing"):
         read_tests(text, {})
+    assert len(read_tests(UNCALLED, {"entry_point": "f"})) == 1

@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     # id, kwargs, follows, does not
     ("keywords:existence", {"keywords": ["Sea", "c++"]}, "the SEA in C++", "the sea"),
     ("keywords:existence", {"keywords": "['Sea', 'c++']"}, "the SEA in C++", "the sea"),
+    ("keywords:existence", {"keywords": "sea"}, "the Sea", "a s e"),
     ("keywords:frequency", {"keyword": "a", "frequency": 2, "relation": "at least"}, "A a", "a"),
     ("keywords:frequency", {"keyword": "7", "frequency": "2", "relation": "At least "}, "7 7", "7"),
     ("keywords:forbidden_words", {"forbidden_words": ["art"]}, "the party", "modern Art!"),
@@ -202,9 +203,9 @@ def test_wrong_instructions_are_the_data_sets_fault(ids: list[str], kwargs: list
         reward(None, sample("a", ids, kwargs))
 
 
-@pytest.mark.parametrize("text", ["(", "a ", "*", "\n", ".", '"'])
+@pytest.mark.parametrize("text", ["(", "a ", "*", "\n", ".", '"', "1.\n", "<"])
 def test_long_text_takes_no_time(text: str) -> None:
-    text = text * 15_001
+    text = f"**{text * 15_001}x"
     for ident, kwargs, _, _ in CASES:
         started = time.process_time()
         reward(None, sample(text, [ident], [kwargs]))

@@ -12,7 +12,6 @@ from typing import Any
 
 from slime_core.errors import ConfigError
 from slime_runs.index import Filter
-from slime_runs.new_directory import check_new
 from slime_runs.perfetto import Trace
 from slime_runs.run import Run, RunError, StoredSample
 from slime_runs.timeline import FILE as TIMELINE
@@ -33,14 +32,6 @@ _SPANS = 256
 """Number of OpenTelemetry spans in a request."""
 
 
-def new_folder(path: str) -> Path:
-    """Create a folder. Raises ConfigError if the path exists and is not an empty folder."""
-    folder = Path(path)
-    check_new(folder, f"-o {path}:")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def to_hf(run: Run, folder: Path) -> str:
     """Write a folder for `datasets.load_dataset(folder)`: a row for each stored sample, all with the same columns."""
     counts = {}
@@ -50,7 +41,7 @@ def to_hf(run: Run, folder: Path) -> str:
             counts[split] = sum(bool(file.write(json.dumps(_row(sample)) + "\n")) for sample in rows)
     card = _CARD if counts["evaluation"] else _CARD.replace("  - split: evaluation\n    path: evaluation.jsonl\n", "")
     (folder / "README.md").write_text(card, encoding="utf-8")
-    return f"{counts['train']} samples of training and {counts['evaluation']} of evaluations -> {folder}"
+    return f"{counts['train']} samples of training and {counts['evaluation']} of evaluations"
 
 
 def _row(found: StoredSample) -> dict[str, Any]:
@@ -84,11 +75,13 @@ def to_inspect(run: Run, folder: Path) -> str:
             logs.setdefault((found.entry.rollout, found.entry.data_set), []).append(found)
     if not logs:
         raise RunError(f"{run.path}: no samples of evaluations are kept")
-    for (rollout, data_set), samples in logs.items():
+    for number, ((rollout, data_set), samples) in enumerate(logs.items()):
         name = re.sub(r"[^\w.-]", "_", data_set)[:100]
         path = folder / f"{rollout:07}_{name}.json"
+        if path.exists():  # of a data set whose name differs in what a file's name cannot have
+            path = folder / f"{rollout:07}_{name}_{number}.json"
         path.write_text(json.dumps(_log(run, rollout, data_set, samples)), encoding="utf-8")
-    return f"{len(logs)} logs -> {folder}"
+    return f"{len(logs)} logs"
 
 
 def _log(run: Run, rollout: int, data_set: str, samples: list[StoredSample]) -> dict[str, Any]:
@@ -159,7 +152,7 @@ def to_perfetto(run: Run, folder: Path) -> str:
     if not (run.path / TIMELINE).is_file():
         raise RunError(f"{run.path}: no {TIMELINE}; a run with --no-trace keeps none")
     Trace(run.path / TIMELINE, folder / "trace.json").close()
-    return f"{run.path / TIMELINE} -> {folder / 'trace.json'}"
+    return str(run.path / TIMELINE)
 
 
 def to_trackio(run: Run) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.protocols import Command
@@ -41,6 +42,7 @@ def run(namespace: argparse.Namespace) -> int:
     """Write, and say what. Raises RunError, ConfigError."""
     from slime_core.errors import ConfigError
     from slime_runs import export
+    from slime_runs.new_directory import check_new, new_directory
     from slime_runs.run import Run
 
     found = Run(namespace.run)
@@ -55,7 +57,12 @@ def run(namespace: argparse.Namespace) -> int:
         said = _model(namespace, found)
     elif namespace.output:
         to_folder = {"hf": export.to_hf, "inspect": export.to_inspect, "perfetto": export.to_perfetto}
-        said = to_folder[namespace.format](found, export.new_folder(namespace.output))
+        target = Path(namespace.output)
+        check_new(target, f"-o {target}:")
+        with new_directory(target) as partial:
+            partial.mkdir(parents=True)
+            said = to_folder[namespace.format](found, partial)
+        said = f"{said} -> {target / 'trace.json' if namespace.format == 'perfetto' else target}"
     else:
         said = (export.to_trackio if namespace.format == "trackio" else export.to_otel)(found)
     facts = {"format": namespace.format, "output": namespace.output, "wrote": said}
@@ -64,8 +71,6 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _model(namespace: argparse.Namespace, found: Run) -> str:
-    from pathlib import Path
-
     from slime_runs.models.commit import Commit
     from slime_runs.models.written import write_model
     from slime_runs.numbering import stored_rollout

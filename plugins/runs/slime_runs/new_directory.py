@@ -12,25 +12,33 @@ from slime_core.errors import ConfigError
 
 def check_new(target: Path, cited: str) -> None:
     """Raise ConfigError, which begins with `cited`, if there is something at `target` but an empty directory."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and (not target.is_dir() or {*target.iterdir()} - {_partial(target)}):
         raise ConfigError(f"{cited} is there already; name a new directory")
 
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Give a place beside `target` for a directory, and move it to `target` at the end; after an error delete it.
+    """Give a place for a directory, and move it to `target` at the end; after an error delete it.
 
-    Call `check_new` first: the directory at `target`, if any, has to be empty.
+    Call `check_new` first: the directory at `target`, if any, has to be empty. It stays and gets the files, since it
+    may be a mounted volume, a link or the current directory.
     """
-    partial = target.with_name(f".partial-{target.name}")
+    partial = _partial(target)
     if partial.exists():  # left by a process that was killed
         shutil.rmtree(partial)
     try:
         yield partial
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
+        if partial.parent == target:
+            for path in partial.iterdir():
+                path.rename(target / path.name)
+        else:
+            partial.rename(target)
     finally:
         if partial.exists():
             shutil.rmtree(partial)
+
+
+def _partial(target: Path) -> Path:
+    folder = target if target.is_dir() else target.parent
+    return folder / f".partial-{target.absolute().name}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -233,6 +234,9 @@ class _Writer:
         rollout, evaluation = parse_name(name) or (0, True)
         if not evaluation:
             self._untrained.append(rollout)
+        if sum(self._sizes.values()) > self._budget:  # files that the user has removed count no more
+            there = set(os.listdir(self._folder))
+            self._sizes = {name: size for name, size in self._sizes.items() if name in there}
         while sum(self._sizes.values()) > self._budget and self._make_room():
             pass
 
@@ -253,7 +257,7 @@ class _Writer:
             Facts(groups).write(whole, map(json_lines, groups), thinned=True)
             self._thinned[whole.name] = True
             self._measure(whole)
-            self._thin_beside(whole, {row["index"] for group in groups for row in group})
+            self._thin_beside(whole, {row.get("index") for group in groups for row in group})
         elif old:
             old[0].unlink()
             self._measure(old[0])
@@ -265,7 +269,7 @@ class _Writer:
             self._thinned[path.name] = is_thinned(path)
         return self._thinned[path.name]
 
-    def _thin_beside(self, path: Path, kept: set[int]) -> None:
+    def _thin_beside(self, path: Path, kept: set[int | None]) -> None:
         """Reduce a rollout's trainer and shadow files to the rows of its remaining samples."""
         rollout, evaluation = parse_name(path.name) or (0, True)
         for name in (trained_name(rollout), shadow_name(rollout)):

@@ -265,8 +265,9 @@ def test_rows_that_are_no_conversation_to_learn_from() -> None:
         conversation_pieces(tokenizer, [ASK])
     with pytest.raises(DataError, match="message 0 is the assistant's"):
         conversation_pieces(tokenizer, [DONE, ASK, DONE])
-    with pytest.raises(DataError, match="message 1: step_loss_mask is 'no'"):
-        conversation_pieces(tokenizer, [ASK, {**DONE, "step_loss_mask": "no"}])
+    for mask in ("no", 0.5, 2, float("nan")):
+        with pytest.raises(DataError, match=f"message 1: step_loss_mask is {mask!r}"):
+            conversation_pieces(tokenizer, [ASK, {**DONE, "step_loss_mask": mask}])
 
 
 # -- --loss-mask-type --------------------------------------------------------------------------------------

@@ -56,6 +56,13 @@ def test_a_model_comes_at_its_commit_and_from_the_cache_the_next_time(
     assert load("--hf-checkpoint", f"{MODEL}@{commit}").args.hf_checkpoint == str(found)
 
 
+def test_a_cache_that_can_only_be_read(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.repos["model", MODEL].branches["main"]
+    found = local_model(f"{MODEL}@{commit}", "")
+    (tmp_path / "hf" / "hub" / f"models--{MODEL.replace('/', '--')}" / "refs" / "main").mkdir(parents=True)
+    assert local_model(MODEL, "") == found
+
+
 def test_a_directory_of_that_name_is_no_name_of_the_hub(
     hub: Hub, tmp_path: Path, tiny: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ A stage with an error ends the rehearsal, since the run ends there, too.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -304,9 +303,8 @@ class _Rehearsal:
         failed = max(line.get("rollout/failed_ratio", 0.0) for line in trained)
         if failed:
             self._add("generate", Level.ERROR if failed == 1 else Level.WARNING, small.failure(failed))
-        for path in small.directory.glob("incidents.jsonl"):
-            for row in path.read_text(encoding="utf-8").splitlines()[:8]:
-                self._add("train", Level.WARNING, f"incident: {json.loads(row).get('message', row)[:300]}")
+        for incident in small.incidents()[:8]:
+            self._add("train", Level.WARNING, f"incident: {incident[:300]}")
 
 
 @contextmanager

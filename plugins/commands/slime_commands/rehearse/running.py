@@ -109,6 +109,10 @@ class SmallRun:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return [json.loads(line) for line in lines if line.strip().endswith("}")]
 
+    def incidents(self) -> list[str]:
+        """Return what the run has noticed in its numbers, in words; a kill may have torn the last record."""
+        return [f"{one['cause']}: {one['numbers']}" for one in Run(self.directory).incidents()]
+
     def failure(self, share: float) -> str:
         """Return the share of samples that failed, with the first failure."""
         for path in sample_files(self.directory / "samples"):

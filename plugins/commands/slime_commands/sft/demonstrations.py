@@ -97,7 +97,7 @@ def _step_loss_mask(message: Message, position: int) -> int:
     value = message.get(STEP_LOSS_MASK, 1)
     if value is None:
         return 1
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or value not in (0, 1):
         raise DataError(f"message {position}: {STEP_LOSS_MASK} is {value!r}; it must be 1 (train) or 0 (leave out)")
     return int(value)
 

@@ -73,7 +73,7 @@ async def run_calls(
     values: dict[int, Any] = {}
     for line in ran.output.splitlines():
         if line.startswith(f'["{nonce}", '):
-            with contextlib.suppress(ValueError, RecursionError):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # the program may have written the line
                 _, index, value = read_json(line)
                 values.setdefault(index, value)
     return values

@@ -22,6 +22,7 @@ MARKERS = ("</think>", "###Response")
 """The answer stands after the last one of the first marker that occurs."""
 
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*-?(\d+)\s*\}|(\d))\s*(?:\{\s*-?(\d+)\s*\}|(\d))|(\d+)\s*/\s*-?(\d+)")
+_MOST_DIGITS = 1000
 _PERCENT = re.compile(r"\\?%")
 
 
@@ -64,8 +65,8 @@ def equal(answer: str, label: str) -> bool:
 
 
 def _is_unreduced(fraction: re.Match[str]) -> bool:
-    above, below = (int(group) for group in fraction.groups() if group is not None)
-    return math.gcd(above, below) > 1
+    above, below = (group for group in fraction.groups() if group is not None)
+    return max(len(above), len(below)) > _MOST_DIGITS or math.gcd(int(above), int(below)) > 1
 
 
 def _bare(text: str) -> str:

@@ -115,7 +115,9 @@ def _typed(value: Any, annotation: Any) -> Any:
         if isinstance(read, int) or (isinstance(read, float) and read.is_integer()):
             return int(read)
         raise ValueError(f"an instruction's count is {value!r:.80}; expected a whole number")
-    return read if annotation == "Sequence[str]" and isinstance(read, list) else value
+    if annotation == "Sequence[str]":
+        return read if isinstance(read, list) else [value]  # a text alone would be read as its letters
+    return value
 
 
 def _read(value: Any) -> Any:

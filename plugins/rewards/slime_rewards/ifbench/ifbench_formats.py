@@ -191,7 +191,7 @@ def _(response: str) -> bool:
 
 @instruction("custom:mcq_count_length", CHECKS)
 def _(response: str) -> bool:
-    questions = re.split(r"^\W*Question\b", response, flags=re.MULTILINE)
+    questions = re.split(r"^[^\w\n]*Question\b", response, flags=re.MULTILINE)
     if len(questions) != 5 or words(questions[0]):
         return False
     lengths = []

@@ -116,7 +116,7 @@ def _(response: str, num_placeholders: int) -> bool:
 def _(response: str, postscript_marker: str) -> bool:
     letters = [re.escape(c) for c in postscript_marker.strip().upper() if c.isalnum()]
     marker = r"\.?\s?".join(letters)
-    return bool(re.search(rf"^\s*{marker}\b\.?:?\s*\S", response, re.IGNORECASE | re.MULTILINE))
+    return bool(re.search(rf"^[^\S\n]*{marker}\b\.?:?\s*\S", response, re.IGNORECASE | re.MULTILINE))
 
 
 @instruction("detectable_format:number_bullet_lists", CHECKS)
@@ -131,9 +131,9 @@ def _(response: str) -> bool:
 
 @instruction("detectable_format:number_highlighted_sections", CHECKS)
 def _(response: str, num_highlights: int) -> bool:
-    bold = re.findall(r"\*\*[^\n*]*[^\s*][^\n*]*\*\*", response)
+    bold = re.findall(r"\*\*[^\S\n]*[^\s*][^\n*]*\*\*", response)
     rest = re.sub(r"\*\*[^\n*]*\*\*", "", response)
-    return len(bold) + len(re.findall(r"\*[^\n*]*[^\s*][^\n*]*\*", rest)) >= num_highlights
+    return len(bold) + len(re.findall(r"\*[^\S\n]*[^\s*][^\n*]*\*", rest)) >= num_highlights
 
 
 @instruction("detectable_format:multiple_sections", CHECKS)
@@ -153,7 +153,7 @@ def _(response: str) -> bool:
 
 @instruction("detectable_format:title", CHECKS)
 def _(response: str) -> bool:
-    return any(title.strip("<> \t") for title in re.findall(r"<<[^\n]+?>>", response))
+    return any(title.strip("<> \t") for title in re.findall(r"(?<!<)<<[^\n]+?>>", response))
 
 
 @instruction("punctuation:no_comma", CHECKS)

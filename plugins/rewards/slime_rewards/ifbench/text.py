@@ -14,7 +14,9 @@ _ABBREVIATION = re.compile(
     re.IGNORECASE,
 )
 """At the end of a piece of text: its full stop ends no sentence. Initials and numbers of a list are among them."""
-_END = re.compile(r"[.!?\u2026]+[\"'\u201d\u2019)\]*_]*(?=\s|\Z)|[\u3002\uff01\uff1f]+")
+_END = re.compile(r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]*_]*(?=\s|\Z)|[\u3002\uff01\uff1f]+")
+_NEAR = 100
+"""Characters before a full stop that tell whether it ends an abbreviation."""
 _SEPARATOR = re.compile(r"\n\s*\n")
 BULLET = re.compile(r"^[ \t]*(?:\*(?![*])|-(?!-)|\u2022)[ \t]*\S.*$", re.MULTILINE)
 
@@ -34,14 +36,19 @@ def sentences(text: str) -> list[str]:
 
     The end of a line ends none, as for NLTK.
     """
-    found, start = [], 0
+    found, start, searched, has_words = list[str](), 0, 0, False
+    last = len(text.rstrip())
     for match in _END.finditer(text):
-        piece = text[start : match.end()]
-        if _ABBREVIATION.search(piece) and text[match.end() :].strip():
+        end, cut = match.end(), match.end() - _NEAR
+        # Before what is cut off stands a character that is neither a line's start nor part of an abbreviation.
+        near = f"_{text[cut:end]}" if cut > start else text[start:end]
+        if end < last and _ABBREVIATION.search(near):
             continue
-        if words(piece):
-            found.append(piece.strip())
-            start = match.end()
+        has_words = has_words or _WORD.search(text, searched, end) is not None
+        searched = end
+        if has_words:
+            found.append(text[start:end].strip())
+            start, has_words = end, False
     if words(text[start:]):
         found.append(text[start:].strip())
     return found

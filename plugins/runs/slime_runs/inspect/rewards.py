@@ -135,6 +135,8 @@ def _score(namespace: argparse.Namespace, rest: Sequence[str]) -> int:
         metadata = json.loads(namespace.metadata)
     except ValueError as error:
         raise ConfigError(f"slime rewards score: --metadata is no JSON: {error}") from None
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"slime rewards score: --metadata {namespace.metadata:.80}: must be a JSON object")
     sample = Sample(
         index=0, group_index=0, prompt=namespace.prompt, response=response, label=namespace.label,
         metadata=metadata, status=SampleStatus.COMPLETED,
