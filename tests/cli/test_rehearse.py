@@ -76,6 +76,18 @@ def test_a_recipe_makes_no_model_that_a_flag_names(inputs: Mapping[str, TinyRun]
     assert not any(folder.glob("Qwen3-0.6B/*"))
 
 
+def test_data_that_are_here_stay_beside_rows_that_stand_in(
+    inputs: Mapping[str, TinyRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"prompt_data": "/elsewhere/rows.jsonl", "eval_prompt_data": ["held", "eval.jsonl@[:2]"]}
+    run, folder = _write(Mistake("", "", changes), inputs, tmp_path), tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    report = rehearse([run.name], Options(stand_ins=True, until="check"), folder)
+    assert [problem for problem in report.problems if problem.level == "error"] == []
+    assert sum("rows that stand in" in gap for gap in report.gaps) == 1
+
+
 def _files(folder: Path) -> dict[Path, int]:
     """Return when each file was written, compiled modules left out."""
     files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)

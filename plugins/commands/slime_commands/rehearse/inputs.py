@@ -27,6 +27,7 @@ from slime_commands.rehearse.small_model import shrink, write_small_model
 from slime_core.checkpoint.sources import required_source
 from slime_core.config import Settings
 from slime_core.config.sections.evaluation import EvalDataset
+from slime_core.config.yaml_file import rebase
 from slime_core.data.dataset import split_path
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.launch.components import Resolver
@@ -223,7 +224,8 @@ class Inputs:
                 gaps.append(f"evaluation data set {dataset.name!r} {dataset.path}: rows that stand in")
                 dataset.path = str(self._rows(dataset.name, dataset))
         if args.eval_datasets:
-            values |= {"eval_prompt_data": [x for d in args.eval_datasets for x in (d.name, d.path)]}
+            folder = os.getcwd()  # the rehearsal's run file is in another directory
+            values |= {"eval_prompt_data": [x for d in args.eval_datasets for x in (d.name, rebase(folder, d.path))]}
         path = values.get("megatron_config_path")
         if path and not os.path.exists(path):
             gaps.append(f"--megatron-config-path {path}: not on this machine")
