@@ -98,6 +98,7 @@ def test_what_came_after_the_commit_is_void(tmp_path: Path) -> None:
         keep_checkpoints = None
         save_hf = None
         start_rollout_id = 0
+        save_timeout = None
 
     tracker = JsonlTracker()
     tracker.slime_run_start(args=Args, run_dir=tmp_path)
