@@ -43,6 +43,8 @@ def test_it_leaves_alone_what_is_there(empty: Path, capsys: pytest.CaptureFixtur
     assert main(["init", "agent"]) == 2
     assert capsys.readouterr().err.startswith("slime: error: slime init: agent.py is there; --force writes over it")
     assert os.listdir() == ["agent.py"]
+    assert main(["init", "agent", "agent.py", "--force"]) == 2
+    assert "agent.py is a file of the template" in capsys.readouterr().err
     assert main(["init", "agent", "--force"]) == 0
     assert "mine" not in Path("agent.py").read_text()
 

@@ -44,6 +44,8 @@ def run(namespace: argparse.Namespace) -> int:
         print(f"usage: slime init TEMPLATE [FILE] [--force]\n\n{_listed()}")
         return 0
     target: Path = namespace.file
+    if target.name in _beside(namespace):
+        raise ConfigError(f"slime init: {target} is a file of the template beside the run file; type another FILE")
     texts = {target: _text(namespace.template).replace(_NAME, target.name)}
     texts |= {target.with_name(name): _folder().joinpath(name).read_text("utf-8") for name in _beside(namespace)}
     for path in texts:
