@@ -55,6 +55,10 @@ class Call:
         """Names of the arguments that are passed only to callables that declare such a parameter."""
         return tuple(re.findall(r"\[, (\w+)\]", self._inner))
 
+    def of_method(self, name: str) -> str:
+        """Return the signature with the name of a method, as messages print it."""
+        return self.shown.replace("(", f"{name}(", 1)
+
     @property
     def awaited(self) -> bool:
         """Whether the callable must be asynchronous."""

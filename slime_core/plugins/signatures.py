@@ -59,19 +59,13 @@ def check_call(
         return
     names = positional_names(signature)
     applicable = [call for call in calls if call.marker is None or call.marker in names]
-    for call in applicable:
-        if _binds(function, signature, call) and _is_of_the_right_kind(function, call):
-            return
+    asynchronous, bound = is_async(function), [call for call in applicable if _binds(function, signature, call)]
+    if not all(call.plain if asynchronous else call.awaited for call in bound):
+        return
     expected = " or ".join([*(call.shown for call in applicable), *extra])
-    found = f"{'async ' if is_async(function) else ''}{name_of(function)}{signature}"
-    needs_async = any(call.awaited and _binds(function, signature, call) for call in applicable)
-    needs_plain = is_async(function) and any(call.plain and _binds(function, signature, call) for call in applicable)
-    hint = ". Make it `async def`" if needs_async else ". Make it a plain `def`" if needs_plain else ""
+    found = f"{'async ' if asynchronous else ''}{name_of(function)}{signature}"
+    hint = f". Make it {'a plain `def`' if asynchronous else '`async def`'}" if bound else ""
     raise PluginSignatureError(f"{subject}: expected {expected}; found {found}{hint}")
-
-
-def _is_of_the_right_kind(function: Callable[..., object], call: Call) -> bool:
-    return is_async(function) if call.awaited else not (call.plain and is_async(function))
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature | None:
@@ -232,7 +226,7 @@ def _has_methods(obj: object, kind: Kind) -> bool:
 
 
 def _class_forms(kind: Kind) -> list[str]:
-    forms = " and ".join(call.shown.replace("(", f"{name}(", 1) for name, call in kind.methods.items())
+    forms = " and ".join(call.of_method(name) for name, call in kind.methods.items())
     return [f"a class with {forms}"] if forms else []
 
 

@@ -85,11 +85,7 @@ def hooks_of(plugin: Any) -> list[str]:
 
 def _calls(kind: Kind, obj: Any) -> str:
     """Return the calls that slime makes to such an object."""
-    methods = [
-        call.shown.replace("(", f"{name}(", 1)
-        for name, call in kind.methods.items()
-        if callable(getattr(obj, name, None))
-    ]
+    methods = [call.of_method(name) for name, call in kind.methods.items() if callable(getattr(obj, name, None))]
     return "; ".join(methods or [call.shown for call in kind.calls]) or "-"
 
 
