@@ -59,8 +59,7 @@ def sampled_versions(sample: Sample, unknown: int) -> list[int]:
         return [
             v for v, trained in zip(sample.token_weight_versions, mask, strict=True) if trained and v != NOT_SAMPLED
         ]
-    oldest = min((int(v) for v in map(str, sample.weight_versions) if v.isdecimal()), default=unknown)
-    return [oldest] * sum(map(bool, mask))
+    return [sample.oldest_version(unknown)] * sum(map(bool, mask))
 
 
 def sample_age(sample: Sample, version: int, unknown: int) -> int | None:

@@ -37,8 +37,7 @@ def version_column(samples: Sequence[Sample], lengths: Sequence[int], newest: in
     rows = []
     for sample, length in zip(samples, lengths):
         versions = list(sample.token_weight_versions or ())
-        numbers = [int(v) for v in map(str, sample.weight_versions) if v.isdecimal()]
-        rows.append(versions if len(versions) == length else [min(numbers, default=newest)] * length)
+        rows.append(versions if len(versions) == length else [sample.oldest_version(newest)] * length)
     return rows if any(version not in (newest, NOT_SAMPLED) for row in rows for version in row) else None
 
 

@@ -178,6 +178,10 @@ class Sample(Attributes):
         """Number of response tokens that are trained on."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
 
+    def oldest_version(self, unknown: int) -> int:
+        """Return the oldest numbered weight version of the engine calls; `unknown` if there is none."""
+        return min((int(v) for v in map(str, self.weight_versions) if v.isdecimal()), default=unknown)
+
     @property
     def is_lost(self) -> bool:
         """True if the sample failed or was aborted and has no reward. A sample that has a reward is trained on."""

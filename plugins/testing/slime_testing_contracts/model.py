@@ -35,12 +35,16 @@ class ModelContract(Contract):
     config: ClassVar[Mapping[str, Any]] = {}
     """Entries of `config.json` beyond a tiny dense decoder's."""
 
+    def _hf_config(self) -> Any:
+        from transformers import AutoConfig
+
+        # transformers writes into the dictionaries that it is given
+        return AutoConfig.for_model(self.component.rpartition(":")[2], **deepcopy({**TINY, **self.config}))
+
     @property
     def hf(self) -> dict[str, Any]:
         """`config.json` of a tiny model of the family, with all of HF's defaults."""
-        from transformers import AutoConfig
-
-        config = AutoConfig.for_model(self.component.rpartition(":")[2], **deepcopy({**TINY, **self.config}))
+        config = self._hf_config()
         return {**config.to_dict(), "model_type": config.model_type}
 
     @property
@@ -70,14 +74,13 @@ class ModelContract(Contract):
         """Parameters have the names of saved files, logits are within 1e-4, and weights pass through unchanged."""
         import torch
         from slime_embedded.models.decoder import Decoder
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
         from slime_core.models.hf_io import read_weights
 
         torch.manual_seed(0)
-        hf_config = AutoConfig.for_model(self.component.rpartition(":")[2], **deepcopy({**TINY, **self.config}))
         build: Any = AutoModelForCausalLM.from_config
-        reference = build(hf_config, attn_implementation="eager").eval()
+        reference = build(self._hf_config(), attn_implementation="eager").eval()
         with torch.no_grad():
             for parameter in reference.parameters():  # biases and norms start at constants that hide mistakes
                 parameter.add_(torch.randn(parameter.shape) * 0.1)

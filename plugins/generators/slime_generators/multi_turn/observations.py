@@ -33,6 +33,11 @@ def finished_turns(sample: Sample) -> int:
     return sum(1 for before, after in itertools.pairwise(versions) if before >= 0 > after)
 
 
+def encodable(text: str) -> str:
+    """Return the text without lone surrogates, which JSON may escape and tokenizers do not accept."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def forget_earlier(sample: Sample, *keys: str) -> None:
     """Remove these metadata entries from a sample without response; an earlier response, since dropped, left them."""
     if not sample.response_length:

@@ -16,6 +16,7 @@ from typing import Any
 from slime_rewards.remote import JsonClient
 
 from slime_core.errors import PluginError
+from slime_generators.multi_turn import encodable
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,14 @@ def read_document(row: Any) -> Document:
     """
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str):
-            return Document(_encodable(str(row.get("title") or "")).strip('"'), _encodable(row["text"]))
+            return Document(encodable(str(row.get("title") or "")).strip('"'), encodable(row["text"]))
         if isinstance(row.get("contents"), str):
-            contents = _encodable(row["contents"])
+            contents = encodable(row["contents"])
             first, _, rest = contents.partition("\n")
             if rest and first.startswith('"') and first.endswith('"'):
                 return Document(first.strip('"'), rest)
             return Document("", contents)
     raise ValueError(f"a document needs 'contents' or 'text', a string; got {row!r:.80}")
-
-
-def _encodable(text: str) -> str:
-    """Return the text without halves of characters, which JSON may escape and tokenizers do not accept."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @lru_cache

@@ -23,6 +23,7 @@ from slime_tool_parsers import Tool, call_problem, json_text
 from slime_core import Args, Sample
 from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall
 from slime_core.waits import Overdue, by_deadline, loop_turn, waiting
+from slime_generators.multi_turn import encodable
 from slime_generators.tool_use.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,14 +77,14 @@ async def call_tool(
         result = ToolResult(error_text(text), True, time.monotonic() - started)
     else:
         text = value if isinstance(value, str) else _as_text(value)
-        result = ToolResult(_encodable(text), False, time.monotonic() - started)
+        result = ToolResult(encodable(text), False, time.monotonic() - started)
     await loop_turn()
     return result
 
 
 def error_text(problem: str) -> str:
     """Return an error as text for the model, on one line."""
-    text = _encodable(" ".join(problem.split()))
+    text = encodable(" ".join(problem.split()))
     return f"error: {text if len(text) <= _LONGEST_ERROR else text[:_LONGEST_ERROR] + '...'}"
 
 
@@ -139,11 +140,6 @@ def _as_text(value: Any) -> str:
         return json_text(value)
     except (TypeError, ValueError, RecursionError):
         return str(value)
-
-
-def _encodable(text: str) -> str:
-    """Return the text without lone surrogates, which tokenizers do not accept."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 STATS = "tool_stats"
