@@ -147,7 +147,7 @@ async def _train(args: Args, stages: Stages, evaluations: _Evaluations, start: i
         try:
             rollout = await clock.waits(stages.rollout.generate, rollout_id)
         except RolloutInterrupted as interrupted:
-            # What was drawn is in the buffer again, and the data cursor has moved: rewrite the last commit.
+            # The drawn groups are in the buffer again, and the data cursor has moved: rewrite the last commit.
             if rollout_id > 0 and (interrupted.drew or saved != rollout_id - 1):
                 await _save(stages, evaluations, rollout_id - 1)
             return rollout_id

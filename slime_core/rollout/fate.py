@@ -280,7 +280,7 @@ class FilterStage:
         return FilterDecision(bool(answer.keep), getattr(answer, "reason", None), insufficient)
 
     def count(self, reason: str) -> None:
-        """Count one group that is not kept, `kept_exhausted` later, or given back (reason "aborted")."""
+        """Count one group that is not kept, unless `count_kept` follows, or that is given back (reason "aborted")."""
         self._drops[reason] += 1
 
     def count_kept(self, why: str) -> None:

@@ -46,7 +46,7 @@ def whom():
 
 def sampled(args, sample):
     """Called for each sample, when its response is there."""
-    if once() and "RANK_PID_OF_SLIME" in os.environ:  # whoever is to tell this rank may be late, and the run over
+    if once() and "RANK_PID_OF_SLIME" in os.environ:  # the signal of the parent may come late, after the run
         until_asked()
 
 def until_asked():

@@ -72,7 +72,7 @@ def _placement(s: Settings) -> None:
 
 
 def _offloading(s: Settings) -> None:
-    """With `--offload` or `--colocate` each side frees its memory while the other works, unless a flag disables it."""
+    """Free each side's memory while the other works, for `--offload` and `--colocate`, unless a flag disables it."""
     a = s.args
     idle = None
     if s.command in ("eval", "rollout") or a.debug_rollout_only:

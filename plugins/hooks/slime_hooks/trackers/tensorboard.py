@@ -67,9 +67,8 @@ class TensorBoard:
         self._writer = RecordWriter(open(directory / name, "wb", buffering=0))  # noqa: SIM115  # closed at the end
         first = (args.start_rollout_id or 0) + 1
         self._write(step=first, file_version="brain.Event:2")
-        self._write(
-            step=first, session_log=SessionLog(status=SessionLog.START)
-        )  # what an earlier part had from here goes
+        # Readers drop the numbers that an earlier part of the run has from this step on.
+        self._write(step=first, session_log=SessionLog(status=SessionLog.START))
 
     def _write(self, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
