@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, check_settings, pool_of
 
 from slime_core import Args, GenerateContext, GenerateTraits, PluginOptions, Sample, SampleStatus, declares, options
-from slime_generators.multi_turn import Observations, forget_earlier
+from slime_generators.multi_turn import Observations, awaits_answer, begin_answer
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
 HISTORY, PENDING = "code_history", "code_pending"
-"""Keys of the sample's metadata: code that made the interpreter's state; True while a finished turn awaits output."""
+"""Keys of the sample's metadata: the code of each finished turn, None where the interpreter was restarted; the note of
+`begin_answer` while code runs."""
 
 
 class Options(PluginOptions):
@@ -75,7 +77,6 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
         SandboxError: No sandbox could be started.
         EngineError: The engine refused the request or stopped responding.
     """
-    forget_earlier(sample, PENDING, HISTORY)
     own = _options(args, sample)
     observations = Observations(args, sample, context.tokenizer, template=own.observation, role=own.observation_role)
     limits = SandboxLimits(
@@ -96,7 +97,7 @@ async def _converse(
     limit = int(sampling_params["max_new_tokens"])
     stops = [*_listed(sampling_params.get("stop")), _STOPS[own.code]]
     while True:
-        if not sample.metadata.get(PENDING):
+        if not awaits_answer(sample, PENDING):
             room = limit - sample.response_length
             if room <= 0:
                 sample.status = SampleStatus.TRUNCATED
@@ -111,7 +112,7 @@ async def _converse(
         code = find_code(observations.turn_text, own.code)
         if sample.status != SampleStatus.COMPLETED or code is None:
             return sample
-        sample.metadata[PENDING] = True
+        begin_answer(sample, PENDING)
         fits = observations.finished_turns + 1 < own.max_turns
         fits = fits and observations.append(await _run(sample, code, own, observations, pool, key), limit)
         sample.metadata.pop(PENDING)
@@ -131,19 +132,26 @@ async def _run(
 ) -> str:
     """Run the code and return the text that the model sees."""
     started = time.monotonic()
-    history = sample.metadata.setdefault(HISTORY, [])
+    turns: list[str | None] = sample.metadata.get(HISTORY, [])[: observations.finished_turns]
     try:
-        call = await pool.run(key, code, history=history, timeout=own.timeout)
+        call = await pool.run(key, code, history=_since_restart(turns), timeout=own.timeout)
     finally:
         sample.non_generation_time += time.monotonic() - started
     _count(sample, call)
     text = observations.cut(call.ran.output, own.output_tokens) or own.empty
+    sample.metadata[HISTORY] = [*turns, code if call.ran.lost is None else None]
     if call.ran.lost is None:
-        sample.metadata[HISTORY] = [*history, code]
         return text
-    sample.metadata[HISTORY] = []
     seen = f"{text}\n" if call.ran.output else ""
     return f"{seen}error: {call.ran.lost}; the interpreter was restarted, names are gone"
+
+
+def _since_restart(turns: Sequence[str | None]) -> list[str]:
+    """Return the code that the interpreter ran since it was restarted."""
+    kept: list[str] = []
+    for code in turns:
+        kept = [] if code is None else [*kept, code]
+    return kept
 
 
 def _count(sample: Sample, call: Call) -> None:

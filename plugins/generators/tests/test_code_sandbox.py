@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from slime_generators import code_sandbox
 from slime_generators.code_sandbox import HISTORY, STATS, find_code, generate
+from slime_runs.prefix import Beginning, begun
 from slime_sandbox_local import SandboxError, isolation_here
 from slime_testing_contracts import CharTokenizer, Reply, ScriptedEngine
 
@@ -83,8 +85,19 @@ def test_an_interrupted_sample_gets_its_state_back() -> None:
     assert again.metadata[STATS]["python"]["replayed"] == 1
 
 
+def test_a_response_that_was_cut_back_has_the_state_of_that_place() -> None:
+    """`slime resample --from-token` cuts back: code of the turns that were cut does not run again."""
+    (sample,) = run(["<code>x = 1</code>", "<code>x = 2</code>", "done"], prompt())
+    turn = len(TOKENIZER.encode("<code>x = 1</code><|end|>[(no output)]", add_special_tokens=False))
+    cut = begun(Args(), sample, Beginning(turn, None, None), TOKENIZER, None)
+    (again,) = run(["<code>print(x)</code>", "ok"], cut)
+    assert again.response == "<code>x = 1</code><|end|>[(no output)]<code>print(x)</code>[1]ok"
+    assert again.metadata[HISTORY] == ["x = 1", "print(x)"]
+    assert code_sandbox._since_restart(["", None, "x = 1", ""]) == ["x = 1", ""]
+
+
 def test_a_sample_that_was_reset_begins_with_an_interpreter_of_its_own() -> None:
-    left = prompt(code_pending=True, **{HISTORY: ["x = 5"]})
+    left = prompt(code_pending=30, **{HISTORY: ["x = 5"]})
     (sample,) = run(["<code>print(x)</code>", "done"], left)
     assert (sample.status, sample.metadata[HISTORY]) == (SampleStatus.COMPLETED, ["print(x)"])
     assert "NameError" in sample.response

@@ -53,10 +53,11 @@ def test_documents_come_back_untrained(corpus: Path) -> None:
 
 def test_a_sample_that_was_reset_during_a_search_begins_with_a_turn(corpus: Path) -> None:
     told = [{"role": "assistant", "content": "<search>x</search>"}, {"role": "user", "content": "Doc 1"}]
-    left = {"search_pending": True, "observation_messages": told}
+    left = {"search_pending": 30, "observation_messages": told}
     sample = Sample(index=0, tokens=TOKENIZER.encode("?"), metadata=left)
     sample = run(["<answer>3</answer>"], sample, corpus=str(corpus))
-    assert (sample.status, sample.metadata) == (SampleStatus.COMPLETED, {"num_turns": 1})
+    assert sample.status == SampleStatus.COMPLETED
+    assert sample.metadata == {"num_turns": 1, "observation_messages": []}
 
 
 def test_the_index_is_made_once_and_again_for_another_corpus(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

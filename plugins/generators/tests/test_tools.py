@@ -240,7 +240,7 @@ def test_an_interruption_while_tools_run_calls_them_again(args: Args) -> None:
 
 
 def test_a_sample_that_was_reset_while_tools_ran_begins_with_a_turn() -> None:
-    left = {"tool_calls_pending": True, "tool_messages": [{"role": "assistant", "content": CALL}], "num_turns": 1}
+    left = {"tool_calls_pending": 30, "tool_messages": [{"role": "assistant", "content": CALL}], "num_turns": 1}
     sample = run_tool_use(ScriptedEngine([ANSWER]), prompt_tool_use(**left))
     assert (sample.status, TOKENIZER.decode(sample.response_tokens)) == (SampleStatus.COMPLETED, ANSWER + "<|end|>")
 

@@ -66,8 +66,7 @@ def _place(sample: Sample, from_token: int, replaces_answer: bool, where: str) -
 def begun(args: Args, sample: Sample, at: Beginning, tokenizer: Any, answer: str | None) -> Sample:
     """Return the sample as an interrupted rollout would have left it at that place, ready to be continued."""
     sample = copy.deepcopy(sample)
-    for key in ("failure", "tool_calls_pending"):
-        sample.metadata.pop(key, None)
+    sample.metadata.pop("failure", None)
     if not at.length:
         sample.reset_for_retry()
         return sample

@@ -35,10 +35,12 @@ from slime_generators.multi_turn.episode import Episode
 from slime_generators.multi_turn.observations import (
     UNTEMPLATED,
     Observations,
+    awaits_answer,
+    begin_answer,
     cut,
     encodable,
     finished_turns,
-    forget_earlier,
+    keep_messages,
     turn_tokens,
 )
 
@@ -46,11 +48,13 @@ __all__ = [
     "UNTEMPLATED",
     "Observations",
     "Options",
+    "awaits_answer",
+    "begin_answer",
     "cut",
     "encodable",
     "finished_turns",
-    "forget_earlier",
     "generate",
+    "keep_messages",
     "turn_tokens",
 ]
 

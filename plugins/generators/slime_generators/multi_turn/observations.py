@@ -38,11 +38,31 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def forget_earlier(sample: Sample, *keys: str) -> None:
-    """Remove these metadata entries from a sample without response; an earlier response, since dropped, left them."""
-    if not sample.response_length:
-        for key in keys:
-            sample.metadata.pop(key, None)
+def begin_answer(sample: Sample, key: str) -> None:
+    """Note under the metadata key that the current turn ended and its answer is not appended yet.
+
+    The note is the response's length, so it does not apply to a response that was dropped, cut back or continued.
+    """
+    sample.metadata[key] = sample.response_length
+
+
+def awaits_answer(sample: Sample, key: str) -> bool:
+    """Return whether `begin_answer` noted the turn that the response ends with; if not, remove the note."""
+    awaits = bool(sample.response_length) and sample.metadata.get(key) == sample.response_length
+    if not awaits:
+        sample.metadata.pop(key, None)
+    return awaits
+
+
+def keep_messages(sample: Sample, key: str) -> None:
+    """Cut the list of messages under the metadata key to the response's finished turns.
+
+    An assistant message begins each turn. A response that was dropped or cut back left messages of later turns.
+    """
+    messages = sample.metadata.get(key)
+    if messages:
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        sample.metadata[key] = messages[: [*turns, len(messages)][min(finished_turns(sample), len(turns))]]
 
 
 def cut(tokenizer: Any, text: str, most: int) -> str:
@@ -75,7 +95,7 @@ class Observations:
             raise DataError(f"observation {template!r} has no {{result}} in it")
         if template is None and not tokenizer.chat_template:
             template = UNTEMPLATED
-        forget_earlier(sample, _MESSAGES)
+        keep_messages(sample, _MESSAGES)
         self._args, self._sample, self._tokenizer = args, sample, tokenizer
         self._template, self._role = template, role
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from slime_core import Args, GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError
-from slime_generators.multi_turn import Observations, forget_earlier
+from slime_generators.multi_turn import Observations, awaits_answer, begin_answer
 from slime_generators.search.corpus import check_corpus, search_corpus
 from slime_generators.search.documents import Document, search_server
 
@@ -74,7 +74,6 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
         ValueError: The sample has no prompt tokens.
         EngineError: The engine refused the request or stopped responding.
     """
-    forget_earlier(sample, PENDING)
     own = options(args, "search", Options)
     search = _retriever(args, own)
     template = own.observation
@@ -82,7 +81,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
     limit = int(sampling_params["max_new_tokens"])
     stops = [*_listed(sampling_params.get("stop")), *_STOPS]
     while True:
-        if not sample.metadata.get(PENDING):
+        if not awaits_answer(sample, PENDING):
             room = limit - sample.response_length
             if room <= 0:
                 sample.status = SampleStatus.TRUNCATED
@@ -97,7 +96,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
         query = _QUERY.search(observations.turn_text)
         if sample.status != SampleStatus.COMPLETED or query is None:
             return sample
-        sample.metadata[PENDING] = True
+        begin_answer(sample, PENDING)
         fits = observations.finished_turns + 1 < own.max_turns
         fits = fits and observations.append(await _found(sample, query[1].strip(), search, own, observations), limit)
         sample.metadata.pop(PENDING)

@@ -18,7 +18,7 @@ from typing import Any
 
 from slime_core import Args, GenerateContext, Sample, SampleStatus
 from slime_core.tools import ParsedTurn
-from slime_generators.multi_turn import finished_turns, forget_earlier, turn_tokens
+from slime_generators.multi_turn import awaits_answer, begin_answer, finished_turns, turn_tokens
 from slime_generators.tool_use.conversation import Conversation
 from slime_generators.tool_use.running import ToolResult, answers, call_tool
 from slime_generators.tool_use.settings import Options, Settings
@@ -26,7 +26,7 @@ from slime_generators.tool_use.settings import Options, Settings
 __all__ = ["Options", "ToolResult", "call_tool", "generate"]
 
 PENDING = "tool_calls_pending"
-"""Key of the sample's metadata that is True while a finished turn waits for its answers."""
+"""Key of the sample's metadata: `begin_answer`'s note while the tools run."""
 
 
 async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], *, context: GenerateContext) -> Sample:
@@ -42,12 +42,11 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
     """
     if not sample.tokens:
         raise ValueError(f"sample {sample.index} has no prompt tokens; the data source sets `Sample.tokens`")
-    forget_earlier(sample, PENDING)
     settings = Settings.of(args, sample, context.tokenizer)
     conversation = Conversation(args, sample, context.tokenizer, settings)
     limit = int(sampling_params["max_new_tokens"])
     while True:
-        if not sample.metadata.get(PENDING):
+        if not awaits_answer(sample, PENDING):
             room = limit - sample.response_length
             if room <= 0:
                 sample.status = SampleStatus.TRUNCATED
@@ -80,7 +79,7 @@ async def _answer(args: Args, conversation: Conversation, turn: ParsedTurn, limi
     """Make the calls and append what they came to; False when it does not fit."""
     sample = conversation.sample
     started = time.monotonic()
-    sample.metadata[PENDING] = True
+    begin_answer(sample, PENDING)
     try:
         observation = conversation.observation(turn, await answers(args, sample, turn, conversation.settings))
     finally:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from slime_core import Args, Sample, encode_result, turn_delta
 from slime_core.errors import DataError
 from slime_core.tools import IllFormedCall, ParsedTurn, ToolCall
-from slime_generators.multi_turn import UNTEMPLATED, cut, finished_turns, turn_tokens
+from slime_generators.multi_turn import UNTEMPLATED, cut, keep_messages, turn_tokens
 from slime_generators.tool_use.running import ToolResult
 from slime_generators.tool_use.settings import Settings
 
@@ -41,8 +41,7 @@ class Conversation:
     def __init__(self, args: Args, sample: Sample, tokenizer: Any, settings: Settings) -> None:
         self.sample, self.settings = sample, settings
         self._args, self._tokenizer = args, tokenizer
-        if MESSAGES in sample.metadata:
-            sample.metadata[MESSAGES] = self._past()
+        keep_messages(sample, MESSAGES)
 
     def observation(self, turn: ParsedTurn, results: Sequence[ToolResult]) -> Observation:
         """Return the answers as tokens, up to the model's next turn. Raises DataError if the template refuses them."""
@@ -72,12 +71,6 @@ class Conversation:
             self.sample.append_response_tokens(
                 self._args, piece.tokens, trainable=False, text=piece.text, source=piece.source
             )
-
-    def _past(self) -> list[Mapping[str, Any]]:
-        """Return the messages of the response's turns; the metadata of a response that was cut back has more."""
-        messages: list[Mapping[str, Any]] = self.sample.metadata.get(MESSAGES, [])
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        return messages[: [*turns, len(messages)][min(finished_turns(self.sample), len(turns))]]
 
     def _templated(self, assistant: Mapping[str, Any], answered: Sequence[Mapping[str, Any]]) -> Observation:
         prompt = self.sample.prompt
