@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slime_core.data.tools import run_tools as run_tools
     from slime_core.errors import SlimeError as SlimeError
     from slime_core.estimator import EstimatorBase as EstimatorBase
+    from slime_core.files import replace_file as replace_file
     from slime_core.learning.corrector import CorrectionInputs as CorrectionInputs
     from slime_core.learning.corrector import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller

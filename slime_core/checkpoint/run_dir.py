@@ -17,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from slime_core.config.run_files import CHECKPOINTS, CONFIG, HEADER, OUTPUT, RUN_FILES, SUMMARY
 from slime_core.distributions import BUNDLE, CORE, installed
 from slime_core.errors import CheckpointError, ConfigError, RecordError
+from slime_core.files import CHECKPOINTS, CONFIG, HEADER, OUTPUT, RUN_FILES, SUMMARY, replace_file
 from slime_core.plugins.hookspecs import hookimpl
 from slime_core.protocols import Args
 
@@ -103,10 +103,8 @@ def check_there(run_dir: Path, cause: BaseException | None = None) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace the file, complete or not at all. Raises RecordError."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise RecordError(f"{path} cannot be written: {error}. Checkpoints are intact") from error
 
@@ -151,9 +149,7 @@ class JsonlTracker:
         path = run_dir / FILE
         content = path.read_bytes() if args.start_rollout_id and path.is_file() else b""
         self._goes_on = bool(content)
-        partial = path.with_name(f".{FILE}.partial")
-        partial.write_bytes(content[: content.rfind(b"\n") + 1])  # without a last line that a kill cut
-        os.replace(partial, path)
+        replace_file(path, content[: content.rfind(b"\n") + 1])  # without a last line that a kill cut
         # Not buffered: a failed write must not be repeated when the file is closed.
         self._file = path.open("ab", buffering=0)
 

@@ -29,17 +29,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from slime_core.data.ledger_files import (
-    SEGMENTS,
-    SegmentRef,
-    flush,
-    read_chain,
-    read_commit,
-    read_regular,
-    remove_orphans,
-    segments_of,
-)
+from slime_core.data.ledger_files import SEGMENTS, SegmentRef, read_chain, read_commit, remove_orphans, segments_of
 from slime_core.errors import CheckpointError, rollout_name
+from slime_core.files import flush, read_regular, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -128,11 +120,7 @@ class CheckpointStore:
         return target.with_suffix(f".{times:02d}")
 
     def _point_to(self, name: str) -> None:
-        partial = self.root / f".{LATEST}.partial"
-        partial.write_text(name + "\n", encoding="utf-8")
-        flush(partial)
-        os.replace(partial, self.root / LATEST)
-        flush(self.root)
+        replace_file(self.root / LATEST, f"{name}\n".encode(), durable=True)
 
     def rewind(self, commit: Path, *, keep: int | None = None, spared: Collection[int] = ()) -> None:
         """Delete all commits after `commit`, whose rollouts are about to be repeated.

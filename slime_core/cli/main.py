@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _THREADS_S = 10.0
 _HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version", "version")
-USAGE_ERROR = 2
-INTERRUPTED = 130
-TERMINATED = 143
+_USAGE_ERROR = 2
+_INTERRUPTED = 130
+_TERMINATED = 143
 """128 + SIGTERM, as a shell reports it."""
-CLOSED_PIPE = 141
+_CLOSED_PIPE = 141
 """Exit status of a run whose output pipe was closed by the reader: 128 + SIGPIPE, as a shell reports it."""
 
 
@@ -118,15 +118,15 @@ def _guarded(argv: list[str], termination: Termination | None) -> int:
             command = load(argv)
             status = _run(command, argv)
         sys.stdout.flush()
-        return INTERRUPTED if termination and termination.interrupted and not status else status
+        return _INTERRUPTED if termination and termination.interrupted and not status else status
     except SlimeError as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", [])]).replace("\n", "\n  ")
         print(plain(f"slime: error: {said}"), file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
+        return _USAGE_ERROR if isinstance(error, ConfigError | PluginError) else 1
     except KeyboardInterrupt:
         asked = termination is not None and termination.asked
         print(f"slime: {'ended by SIGTERM' if asked else 'interrupted'}", file=sys.stderr)
-        return TERMINATED if asked else INTERRUPTED
+        return _TERMINATED if asked else _INTERRUPTED
     except BrokenPipeError:
         closed = select.poll()
         for stream in (sys.stdout, sys.stderr):
@@ -135,7 +135,7 @@ def _guarded(argv: list[str], termination: Termination | None) -> int:
             raise  # another pipe of the command is broken
         # The reader (`head`, say) has left; a second write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0 if command is None or command.only_prints else CLOSED_PIPE
+        return 0 if command is None or command.only_prints else _CLOSED_PIPE
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0

@@ -27,7 +27,7 @@ _HELP_HEAD = (
     " of plugins are listed at the end, for the components that the other flags select."
 )
 
-DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 """Characters that look like a hyphen; documents often contain them instead of a hyphen."""
 
 
@@ -164,7 +164,7 @@ class SettingsParser(FlagParser):
     def read_own(self, argv: Sequence[str]) -> ParsedFlags:
         """Read slime's own flags. Raises ConfigError; prints help and raises SystemExit on `--help`, `--help-all`."""
         for token in argv:  # a list flag would read a word with a look-alike hyphen as a value
-            if token[:1] in DASHES and "--" + token.partition("=")[0].lstrip(DASHES) in self._option_string_actions:
+            if token[:1] in _DASHES and "--" + token.partition("=")[0].lstrip(_DASHES) in self._option_string_actions:
                 raise ConfigError(self._unknown(token, Lists(self.foreign, {})))
         namespace, rest = self.parse_known_args(argv, OnlyGiven())
         given = vars(namespace)
@@ -219,7 +219,7 @@ class SettingsParser(FlagParser):
             return f"unknown flag {word}: {theirs}."
         known = [*self._option_string_actions]
         if not token.startswith("-"):
-            meant = did_you_mean("--" + word.lstrip(f"{DASHES}+ "), known, cutoff=0.9)
+            meant = did_you_mean("--" + word.lstrip(f"{_DASHES}+ "), known, cutoff=0.9)
             if token.endswith((".yaml", ".yml")):
                 meant = f" Did you mean --config {token}?"
             return f"unexpected argument {token!r}; every setting is a flag, see `{self.prog} --help-all`.{meant}"

@@ -13,10 +13,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from slime_core.config.run_files import HEADER
 from slime_core.config.schema import Args
 from slime_core.config.spec import flag_specs
 from slime_core.config.yaml_file import dump_value, rebase
+from slime_core.files import HEADER
 from slime_core.secrets import hidden, hidden_values
 
 

@@ -7,7 +7,6 @@ before the number. The rollout stage writes the files. The entry point `saved` o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import orjson
 
 from slime_core.errors import DataError, RecordError, RolloutError, rollout_name
+from slime_core.files import replace_file
 from slime_core.protocols import Args
 from slime_core.sample import Group, Sample
 from slime_core.sample.routed_experts import json_default
@@ -60,15 +60,10 @@ def newest_version(groups: Iterable[Group], default: int) -> int:
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
     """Write lines to a file atomically; create its directory if missing. Raises RecordError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # peers that share a model write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.writelines(line + b"\n" for line in lines)
-        partial.replace(path)
+        replace_file(path, (line + b"\n" for line in lines))
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise RecordError(
             f"{path} cannot be written: {error}. Checkpoints are intact: make space there or name another place"
         ) from error

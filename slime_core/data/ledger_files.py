@@ -13,19 +13,17 @@ writing it again changes nothing.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import re
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
 from slime_core.errors import CheckpointError
+from slime_core.files import flush, open_regular, read_regular, replace_file
 
 LEDGER_FILE, SEGMENTS = "ledger.json", "ledger"
 FORMAT = "slime-ledger-1"
@@ -88,13 +86,9 @@ def write_segment(
     digest = _digest(content)
     ref = SegmentRef(f"{number:07d}-{digest[:8]}.jsonl", digest, len(content))
     directory.mkdir(parents=True, exist_ok=True)
-    path, partial = directory / ref.name, directory / f".{ref.name}.partial"
+    path = directory / ref.name
     if not (path.is_file() and path.stat().st_size == ref.size):
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        replace_file(path, content, durable=True)
     for entry in (path, directory, directory.parent):
         flush(entry)
     return ref
@@ -140,10 +134,7 @@ def adopt_chain(directory: Path, source: Path, last: SegmentRef) -> None:
     while ref is not None and not (directory / ref.name).is_file():
         segment = _read_segment(source, ref)
         directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / f".{ref.name}.partial"
-        partial.write_bytes(read_regular(source / ref.name))
-        flush(partial)
-        os.replace(partial, directory / ref.name)
+        replace_file(directory / ref.name, read_regular(source / ref.name), durable=True)
         before = segment.header["previous"]
         ref = SegmentRef.of(before) if before else None
 
@@ -194,29 +185,3 @@ def segments_of(commit: Path) -> Path:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file of a run. Raises OSError for a link, pipe, device or directory: its content may have no end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
-def read_regular(path: Path, most: int = 1 << 30) -> bytes:
-    """Read a file of a run. Raises OSError as `open_regular`, and for a file of more than `most` bytes."""
-    with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
-        return file.read()
-
-
-def flush(path: Path) -> None:
-    """Flush a file or directory entry to the device."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -25,7 +25,7 @@ from slime_core.sample import Group, Sample
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STATE_VERSION = 1
+_STATE_VERSION = 1
 Place: TypeAlias = tuple[int, int]
 """Epoch, and position of the row in its order."""
 
@@ -247,7 +247,7 @@ class DatasetSource:
     def state_dict(self) -> dict[str, Any]:
         """Return cursor, counters, waiting groups and the data's fingerprint as JSON values."""
         return {
-            "version": STATE_VERSION,
+            "version": _STATE_VERSION,
             "epoch": self._epoch,
             "offset": self._offset,
             "next_group_index": self._next_group,
@@ -263,8 +263,8 @@ class DatasetSource:
         Raises:
             CheckpointError: The data or its order has changed, or the state has another version.
         """
-        if state.get("version") != STATE_VERSION:
-            raise CheckpointError(f"data source state has version {state.get('version')!r}; this is {STATE_VERSION}")
+        if state.get("version") != _STATE_VERSION:
+            raise CheckpointError(f"data source state has version {state.get('version')!r}; this is {_STATE_VERSION}")
         _check_unchanged(state["data"], self._fingerprint(), self._named)
         self.buffer.load_state_dict(state["buffer"])
         self._epoch, self._offset = int(state["epoch"]), int(state["offset"])

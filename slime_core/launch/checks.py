@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
+_OF_ENGINE_ACTORS = frozenset({"rollout_max_engine_restarts", "use_fault_tolerance"})
 """Settings that a launcher applies to an engine process that it started (`LauncherTraits.restarts_engines`)."""
 
 _ADAPTERS = "does not choose among adapters by sample"
@@ -246,7 +246,7 @@ def warn_unsupported(settings: Settings, parts: Components) -> list[str]:
     if parts.trainer is None:
         uses |= OF_TRAINERS.keys()
     if parts.engine is not None and not traits_of(parts.engine, EngineTraits).runs_elsewhere:
-        uses |= OF_ENGINE_ACTORS if launcher_traits(settings).restarts_engines else set()
+        uses |= _OF_ENGINE_ACTORS if launcher_traits(settings).restarts_engines else set()
     named = " and ".join(f"{flag_specs()[name].flag} {getattr(settings.args, name)}" for name in chosen)
     told = check_component_support(settings.args, settings.origins, uses, named or f"slime {settings.command}")
     for warning in told:

@@ -191,7 +191,7 @@ class Resolver:
 
 CORRECTION, REDUCER = "custom_tis_function_path", "custom_pg_loss_reducer_function_path"
 FUNCTION = "custom_loss_function_path"
-DEFAULT_CORRECTION = "tis"
+_DEFAULT_CORRECTION = "tis"
 
 
 @dataclass
@@ -441,7 +441,7 @@ def _corrector(settings: Settings, r: Resolver) -> Corrector | None:
         return None
     from slime_core.learning.corrector import SETTINGS, Corrector
 
-    spec = r.named(CORRECTION) or (DEFAULT_CORRECTION if args.use_tis else None)
+    spec = r.named(CORRECTION) or (_DEFAULT_CORRECTION if args.use_tis else None)
     component: Any = None
     if spec is not None:
         origin = r.origin(CORRECTION) if getattr(args, CORRECTION) else settings.cite("use_tis")

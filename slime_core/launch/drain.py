@@ -35,7 +35,7 @@ from slime_core.waits import asked_to_end
 
 logger = logging.getLogger(__name__)
 
-SAME_REQUEST = 1.0
+_SAME_REQUEST = 1.0
 """Seconds within which two signals count as one: `timeout` and schedulers signal a process and then its group."""
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "ctrl-C"}
 _current: Drain | None = None
@@ -114,7 +114,7 @@ class Drain:
         if os.getpid() != self._owner:
             return False
         if self.asked:
-            return not self.late and time.monotonic() - self._since < SAME_REQUEST
+            return not self.late and time.monotonic() - self._since < _SAME_REQUEST
         self.asked, self.number, self._since = True, number, time.monotonic()
         asked_to_end(128 + number)
         self._clock = threading.Timer(self.seconds, self._end)
@@ -174,7 +174,7 @@ def outliving() -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         first.append(time.monotonic())
-        if first[-1] - first[0] >= SAME_REQUEST:
+        if first[-1] - first[0] >= _SAME_REQUEST:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
@@ -222,7 +222,7 @@ class Termination:
             return
         now = time.monotonic()
         training = current()
-        if now - self._last < SAME_REQUEST and not (training is not None and training.late):
+        if now - self._last < _SAME_REQUEST and not (training is not None and training.late):
             return
         self._last = now
         if training is not None and training.ask(signal.SIGTERM):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OFFLOAD_TIME, ONLOAD_TIME = "perf/offload_time", "perf/onload_time"
+_OFFLOAD_TIME, _ONLOAD_TIME = "perf/offload_time", "perf/onload_time"
 CLOSE_DEADLINE = 30.0
 """Seconds to wait for the running call when the trainer thread is closed."""
 
@@ -192,21 +192,21 @@ class Training:
         self._trainers = parts.trainers if args.offload_train else None
         self._engines = parts.rollout if args.offload_rollout else None
         shared = args.offload_train or args.offload_rollout
-        self._seconds = {OFFLOAD_TIME: 0.0, ONLOAD_TIME: 0.0} if shared else {}
+        self._seconds = {_OFFLOAD_TIME: 0.0, _ONLOAD_TIME: 0.0} if shared else {}
 
     def train(self, rollout_id: int, batch: TrainBatch) -> dict[str, float]:
         """Run all optimizer steps of one rollout, while engines that share its devices are idle."""
         if self._engines is not None:
-            with self._timed(OFFLOAD_TIME):
+            with self._timed(_OFFLOAD_TIME):
                 self._engines.release_memory()
         if self._trainers is not None:
-            with self._timed(ONLOAD_TIME):
+            with self._timed(_ONLOAD_TIME):
                 self._trainers.onload()
         with self._parts.together("train", rollout_id=rollout_id, batch=batch):
             metrics: dict[str, float] = self._parts.learner.train(rollout_id, batch)
         self._parts.unpushed = True
         if self._trainers is not None:  # from now on it only sends its weights and saves
-            with self._timed(OFFLOAD_TIME):
+            with self._timed(_OFFLOAD_TIME):
                 self._trainers.offload()
         return metrics
 
@@ -222,7 +222,7 @@ class Training:
 
     def _resume(self, tag: str) -> None:
         if self._engines is not None:
-            with self._timed(ONLOAD_TIME):
+            with self._timed(_ONLOAD_TIME):
                 self._engines.resume_memory((tag,))
 
     @contextmanager

@@ -39,6 +39,7 @@ from slime_core import errors
 from slime_core.checkpoint.run_dir import SUMMARY, run_dir_of
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, SlimeError, TrainError
+from slime_core.files import replace_file
 from slime_core.launch.drain import Drain
 from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 GC_THRESHOLDS = (50_000, 20, 10)
 """Thresholds of the cyclic garbage collector, by generation. With Python's 700, repeated scans of the samples and tasks
 of a large rollout take more than half of the CPU time of dispatching them (`benchmarks/overhead.py`)."""
-SELF = "RANK_PID_OF_SLIME"
+_SELF = "RANK_PID_OF_SLIME"
 """Environment variable: the rank's process id, which distinguishes a rank from its child processes."""
 ROLLOUTS = "ROLLOUTS_OF_SLIME"
 """Environment variable: number of rollouts of `--num-epoch`, counted by the process that starts the ranks."""
@@ -136,7 +137,7 @@ def processes_of(settings: Settings, trainer: object) -> int:
 
 def is_rank() -> bool:
     """Return whether `start_ranks` started this process."""
-    return os.environ.get(SELF) == str(os.getpid())
+    return os.environ.get(_SELF) == str(os.getpid())
 
 
 def rollouts_told() -> int | None:
@@ -220,7 +221,7 @@ def _guarded(rank: int, folder: Path) -> Guarded:
     log = folder / f"rank_{rank}.log" if rank else None
     # Killed together with the command, since the next command may need what they hold, such as the run's lock.
     return Guarded(
-        f"rank {rank}", stop_s=GRACE_S, orphan_s=0.0, leftover_s=_LEFTOVER_S, log=log, pid_as=SELF, error=TrainError
+        f"rank {rank}", stop_s=GRACE_S, orphan_s=0.0, leftover_s=_LEFTOVER_S, log=log, pid_as=_SELF, error=TrainError
     )
 
 
@@ -303,9 +304,7 @@ def report(error: Exception) -> None:
         "text": str(error),
         "traceback": None if isinstance(error, SlimeError) else whole,
     }
-    part = Path(f"{path}.part")
-    part.write_text(json.dumps(found), encoding="utf-8")
-    part.replace(path)  # atomic: the agent may be reading the report now, if another rank has failed
+    replace_file(Path(path), json.dumps(found).encode())  # the agent may read now, if another rank has failed
 
 
 @dataclass(frozen=True)

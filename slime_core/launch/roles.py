@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from slime_core.weights.collective import FollowingWeights
 
 Role = Literal["actor", "critic"]
-CRITIC = "critic"
+_CRITIC = "critic"
 """Folder of a checkpoint in which the critic's trainer saves."""
-OF_CRITIC: Mapping[str, object] = {
+_OF_CRITIC: Mapping[str, object] = {
     "kl_coef": 0.0,
     "use_kl_loss": False,
     "use_opd": False,
@@ -54,7 +54,7 @@ def role_args(args: Args, role: Role) -> Args:
     """Return the settings of a role's trainer: a copy of `args`, or `args` itself if nothing differs."""
     own = args.role_settings.get(role, {})
     if role == "critic":
-        own = {**OF_CRITIC, **own}
+        own = {**_OF_CRITIC, **own}
         if "lr" in own:
             own["critic_lr"] = None  # the entry says it for this role alone, --critic-lr for every critic
     return args.model_copy(update=own) if own else args
@@ -79,7 +79,7 @@ class Trainers:
         self.critic: Trainer | None = None
         if with_critic:
             try:
-                self.critic = make(role_args(args, "critic"), role=CRITIC, **offered)
+                self.critic = make(role_args(args, "critic"), role=_CRITIC, **offered)
             except BaseException:
                 self.actor.close()
                 raise
@@ -92,7 +92,7 @@ class Trainers:
         """Save the actor into `directory` and the critic into `directory/critic`."""
         self.actor.save(directory)
         if self.critic is not None:
-            self.critic.save(directory / CRITIC)
+            self.critic.save(directory / _CRITIC)
 
     def load(self, directory: Path) -> None:
         """Load what `save` wrote; `--finetune` from a directory without a critic keeps the critic's initial weights.
@@ -103,12 +103,12 @@ class Trainers:
         self.actor.load(directory)
         if self.critic is None:
             return
-        folder = directory / CRITIC
+        folder = directory / _CRITIC
         if folder.is_dir():
             self.critic.load(folder)
         elif not self.args.finetune:
             raise CheckpointError(
-                f"{directory}: no {CRITIC}/ there: it was saved by a run without a critic; to start from its weights"
+                f"{directory}: no {_CRITIC}/ there: it was saved by a run without a critic; to start from its weights"
                 " with a new critic, add --finetune"
             )
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from slime_core.errors import CheckpointError, ConfigError
+from slime_core.files import replace_file
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
@@ -115,9 +116,7 @@ def _publish(directory: Path, partials: list[Path], names: list[list[str]], tota
     if len(files) > 1:
         weight_map = {name: file for file, held in zip(files, names, strict=True) for name in held}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        partial = directory / f".{INDEX}.partial"
-        partial.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, directory / INDEX)
+        replace_file(directory / INDEX, f"{json.dumps(index, indent=2)}\n".encode())
     else:
         (directory / INDEX).unlink(missing_ok=True)
     for path in directory.glob("model*.safetensors"):

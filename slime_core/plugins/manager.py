@@ -34,7 +34,7 @@ from slime_core.protocols import Args
 logger = logging.getLogger(__name__)
 
 
-TRACE_VARIABLE = "SLIME_TRACE_PLUGINS"
+_TRACE_VARIABLE = "SLIME_TRACE_PLUGINS"
 """Environment variable: set to 1 to print every hook call as it begins."""
 
 
@@ -90,7 +90,7 @@ def build_manager(args: Args | None = None, *, extra: Iterable[object] = ()) -> 
     for warning in check_plugin_directories():
         logger.warning("%s", warning)
     manager, registry = bare_manager(), discovered()
-    if os.environ.get(TRACE_VARIABLE, "0") not in ("", "0"):
+    if os.environ.get(_TRACE_VARIABLE, "0") not in ("", "0"):
         manager.add_hookcall_monitoring(_print_call, lambda *_: None)
     for plugin in extra:
         manager.register(plugin)

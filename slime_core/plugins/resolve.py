@@ -56,7 +56,7 @@ _DIST_NAME = re.compile(r"(?P<dist>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<name>[A-Za-z0
 _COLON = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attr>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.(?P<attr>[A-Za-z_]\w*)")
 
-GRAMMAR = "name, dist:name, pkg.module:attr, pkg.module.attr, path/to/file.py or path/to/file.py:attr"
+_GRAMMAR = "name, dist:name, pkg.module:attr, pkg.module.attr, path/to/file.py or path/to/file.py:attr"
 
 
 def resolve(kind: str, spec: str, *, origin: str = "", registry: Registry | None = None) -> Resolved:
@@ -124,7 +124,7 @@ def find(kind: str, spec: str, *, origin: str = "", registry: Registry | None = 
         raise type(error)(_prefixed(origin, str(error))) from None
     if _COLON.fullmatch(spec) or _DOTTED.fullmatch(spec):
         return None
-    raise PluginNotFoundError(f"{_subject(row, spec, origin)}: not a component; write {GRAMMAR}")
+    raise PluginNotFoundError(f"{_subject(row, spec, origin)}: not a component; write {_GRAMMAR}")
 
 
 def absolute_spec(spec: str, base: str | Path | None = None) -> str:

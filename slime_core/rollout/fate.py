@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 FINISHED = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
-ORIGIN = "fan_out_origin"
+_ORIGIN = "fan_out_origin"
 """Key of `sample.metadata` of the first of several kept siblings: their original sample, as a prompt."""
 GROUP_TIMEOUT = "--group-timeout"
 """Boundary named by samples that failed because their group exceeded its deadline."""
@@ -223,13 +223,13 @@ def _remains(drawn: Group, siblings: Group) -> Group:
     first = siblings[0]
     if len(siblings) == 1:
         return siblings if first.index == drawn[0].index else drawn[:1]
-    if len(drawn) == 1 and ORIGIN not in first.metadata:
-        first.metadata[ORIGIN] = prompts_of(drawn)[0].to_dict()
+    if len(drawn) == 1 and _ORIGIN not in first.metadata:
+        first.metadata[_ORIGIN] = prompts_of(drawn)[0].to_dict()
     return siblings
 
 
 def _origin(sample: Sample) -> Sample:
-    stored = sample.metadata.get(ORIGIN)
+    stored = sample.metadata.get(_ORIGIN)
     return sample if stored is None else Sample.from_dict(stored)
 
 

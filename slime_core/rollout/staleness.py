@@ -27,9 +27,9 @@ from slime_core.rollout.fate import remove_if_masked, restarted
 from slime_core.sample import NOT_SAMPLED, Group, Sample
 from slime_core.sample.types import executions
 
-RETRIES = "stale_retries"
+_RETRIES = "stale_retries"
 """Entry of `sample.metadata`: number of regenerations because of age. The entry survives buffers and resume."""
-HISTOGRAM_END = 8
+_HISTOGRAM_END = 8
 """Lowest age of the last bin, `hist_8_or_more`."""
 
 
@@ -104,14 +104,14 @@ def judge(args: Args, span: tuple[int, int] | None, num_retries: int, version: i
 
 def retries(group: Group) -> int:
     """Return the number of times that the group was regenerated because of its age."""
-    return max(int(s.metadata.get(RETRIES, 0)) for s in group)
+    return max(int(s.metadata.get(_RETRIES, 0)) for s in group)
 
 
 def recycle(group: Group) -> Group:
     """Return the group as fresh prompts with an increased retry count."""
     count, prompts = retries(group) + 1, restarted(group)
     for sample in prompts:
-        sample.metadata[RETRIES] = count
+        sample.metadata[_RETRIES] = count
     return prompts
 
 
@@ -158,6 +158,6 @@ def staleness_metrics(groups: Iterable[tuple[Group, int]], version: int) -> dict
 
 def histogram(ages: Sequence[int]) -> dict[str, float]:
     """Return `rollout/staleness/hist_<age>` -> executions, without gaps up to the oldest."""
-    bins = Counter(min(max(age, 0), HISTOGRAM_END) for age in ages)
-    names = {age: f"hist_{age}" if age < HISTOGRAM_END else f"hist_{age}_or_more" for age in range(max(bins) + 1)}
+    bins = Counter(min(max(age, 0), _HISTOGRAM_END) for age in ages)
+    names = {age: f"hist_{age}" if age < _HISTOGRAM_END else f"hist_{age}_or_more" for age in range(max(bins) + 1)}
     return {f"rollout/staleness/{name}": float(bins[age]) for age, name in names.items()}

@@ -36,7 +36,7 @@ from slime_core.sample.sample import Sample, SampleStatus
 
 WHERE = "admission"
 """`metadata["failure"]["where"]` of samples that are refused."""
-BY_MASK = "loss_mask"
+_BY_MASK = "loss_mask"
 """Reason recorded for tokens that a supplied loss mask withholds."""
 _STATUSES = tuple(SampleStatus)
 _IDENTITY = ("index", "group_index", "rollout_id", "row")
@@ -368,6 +368,6 @@ def _masked(spans: Spans, prompt_length: int, mask: Sequence[bool], derived: Seq
     for left_out, run in groupby(t and not m for m, t in zip(mask, derived, strict=True)):
         end = begin + sum(1 for _ in run)
         if left_out:
-            spans = provenance.withhold(spans, prompt_length + begin, prompt_length + end, BY_MASK)
+            spans = provenance.withhold(spans, prompt_length + begin, prompt_length + end, _BY_MASK)
         begin = end
     return spans

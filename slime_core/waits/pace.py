@@ -19,14 +19,14 @@ from functools import lru_cache
 
 from slime_core.waits.table import waiting
 
-SHARE_S = 0.005
+_SHARE_S = 0.005
 """Seconds per turn of the loop for coroutines that await `loop_turn`; work that began in this time is completed."""
 
 
 class Pace:
     """The queue of coroutines that wait for a turn of one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = SHARE_S) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _SHARE_S) -> None:
         self._loop = loop
         self._seconds = seconds
         self._queue: deque[asyncio.Future[None]] = deque()

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from slime_core.secrets import Masked
 from slime_core.waits.table import Wait, current
 
-QUIET_S, SELDOM_S = 10.0, 30.0
+_QUIET_S, _SELDOM_S = 10.0, 30.0
 """Seconds without output before a line: in the first two minutes, and after them if there is no terminal."""
 _PATIENT_S = 120.0
 _REWRITE_S = 1.0
@@ -63,10 +63,10 @@ def part_of_start() -> Iterator[None]:
 
 def _tell(over: threading.Event) -> None:
     since = said = time.monotonic()
-    pause = QUIET_S
+    pause = _QUIET_S
     while not over.wait(pause):
         now = time.monotonic()
-        limit = SELDOM_S if now - since > _PATIENT_S and not sys.stderr.isatty() else QUIET_S
+        limit = _SELDOM_S if now - since > _PATIENT_S and not sys.stderr.isatty() else _QUIET_S
         quiet = now - max(said, Masked.written)
         if quiet < limit:
             pause = limit - quiet

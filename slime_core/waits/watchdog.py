@@ -39,7 +39,7 @@ GRACE = 15.0
 """Minimum seconds by which a wait's own deadline may be late; a tenth of the deadline if that is longer."""
 BUSY = 1.0
 """Seconds without a turn of the event loop before a warning."""
-STALLED = 75
+_STALLED = 75
 """Exit status of a process that the watchdog ended (EX_TEMPFAIL of sysexits.h)."""
 _BOUNDARY = "slime_core.workers.call"
 """Module whose functions call user code and hold its name in the variable `label`."""
@@ -125,7 +125,7 @@ def watch(waits: list[Wait], end: Callable[[str, int], None]) -> None:
         message = gave_up(wait.what, wait.deadline, f"the deadline itself did not end it; then: {wait.then}{keeper}")
         logger.warning("%s", message)
         if ends:
-            end(message, STALLED)
+            end(message, _STALLED)
 
 
 def asked_to_end(status: int | None, *, at_once: bool = False) -> None:

@@ -30,7 +30,7 @@ _SIGNALS = {STOP: signal.SIGUSR1, _ORPHAN: signal.SIGUSR2}
 """Signals from the first guard to the second. Other signals are for the owner and the command: a scheduler may send
 them to all processes at once, but the owner decides how long the command may take to end."""
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-KILL_S = 30.0
+_KILL_S = 30.0
 """Seconds for the kernel to end killed processes; a process in an uninterruptible call may take long."""
 _OUTPUT_S = 1.0
 """Seconds to forward the last output of a command, since its reader may not read."""
@@ -302,7 +302,7 @@ def _reap_for(seconds: float, wake: int, until: int | None, child: int | None = 
 
 
 def _kill_all(status: int | None, child: int) -> int:
-    end = time.monotonic() + KILL_S
+    end = time.monotonic() + _KILL_S
     while _has_children():
         for pid in descendants():
             _send(pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from slime import _missing
 from slime._settings import settings_of
 from slime_core.data.buffer import BufferBase
 from slime_core.errors import CheckpointError, ConfigError, RolloutError, rollout_name
+from slime_core.files import replace_file
 from slime_core.sample import Group
 
 BufferFilterFn = Callable[[Any, int | None, list[Group], int], list[Group]]
@@ -189,9 +190,7 @@ class RolloutDataSource(DataSource):
         """Write the state below `args.save`, as JSON. Called by subclasses only; see the module's docstring."""
         path = self._path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._state_dict()), encoding="utf-8")
-        partial.replace(path)
+        replace_file(path, json.dumps(self._state_dict()).encode())
 
     def load(self, rollout_id: int | None = None) -> None:
         """Load the state that `save` wrote, from below `args.load`; do nothing without it. Raises CheckpointError."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.store import find, read_state
 from slime_core.config import Settings
-from slime_core.config.run_files import CHECKPOINTS, CONFIG
 from slime_core.config.settings import Origin
 from slime_core.config.spec import flag_specs
 from slime_core.errors import CheckpointError, ConfigError
+from slime_core.files import CHECKPOINTS, CONFIG
 from slime_hub.names import HubName, data_name, is_explicit, model_name
 
 if TYPE_CHECKING:

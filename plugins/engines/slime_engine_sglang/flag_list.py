@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from slime_engine_http.api.versions import tested
 
 from slime_core.config.flag_parser import FlagParser, Switch, as_json
 from slime_core.errors import ConfigError
+from slime_core.files import replace_file
 from slime_engine_sglang import introspect
 from slime_engine_sglang.environment import CPU_STUBS, SERVER_DISTRIBUTION, find_python, installed_versions
 
@@ -181,10 +181,7 @@ def _read(file: Path, versions: Mapping[str, str]) -> dict[str, Any] | None:
 def _make(python: Path, file: Path) -> dict[str, Any]:
     found = introspected(python)
     try:
-        handle, partial = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(found, stream, separators=(",", ":"))
-        os.replace(partial, file)
+        replace_file(file, json.dumps(found, separators=(",", ":")).encode())
     except OSError as error:
         logger.warning("the list of SGLang's flags cannot be kept in %s, so every start makes it: %s", file, error)
     return found

@@ -30,6 +30,7 @@ from typing import Any
 
 from slime_core.checkpoint.store import CheckpointStore
 from slime_core.errors import SlimeError
+from slime_core.files import replace_file
 from slime_core.waits import gave_up, waiting
 from slime_core.workers.process import Guarded
 from slime_submit.job import ORDER
@@ -187,9 +188,7 @@ def _head(folder: Path, attempt: str, nodes: int) -> Iterator[dict[str, str]]:
     place = (f"--node-ip-address={host}", f"--port={port}", f"--temp-dir={_temporary(attempt)}")
     with _ray(folder, attempt, "0", "--head", *place, "--include-dashboard=0"):
         _until_reachable(host, port)
-        partial = note.with_suffix(".partial")
-        partial.write_text(f"{address} {os.environ[_TOKEN]}", encoding="utf-8")
-        partial.replace(note)
+        replace_file(note, f"{address} {os.environ[_TOKEN]}".encode())
         try:
             _until_joined(address, nodes, folder)
             yield {"RAY_ADDRESS": address}

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from slime_core.files import replace_file
 from slime_core.waits.table import Wait, current, last_progress
 from slime_runs.processes import birth
 from slime_runs.stacks import BOARD, stacks
@@ -84,12 +86,10 @@ class Board:
         age = time.monotonic() - self._written
         if age >= HEARTBEAT or (signature != self._signature and age >= _BETWEEN):
             self._publish()
-        ask = self.path.with_suffix(".ask")
-        if ask.exists():
-            question = ask.read_text(encoding="utf-8")
+        for ask in self.path.parent.glob(f"{glob.escape(self.path.stem)}.*.ask"):
             ask.unlink(missing_ok=True)
             self._publish()
-            replace_text(self.path.with_suffix(".stacks"), f"{question}\n{stacks(loops_of(current()))}")  # type: ignore[arg-type]
+            replace_file(ask.with_suffix(".stacks"), stacks(loops_of(current())).encode())  # type: ignore[arg-type]
 
     def _sign(self) -> Any:
         return frozenset(wait.what for wait in current()), tuple(last_progress().items())
@@ -97,7 +97,7 @@ class Board:
     def _publish(self) -> None:
         self.path.parent.mkdir(exist_ok=True)  # not a run directory that has been moved away
         self._signature, self._written = self._sign(), time.monotonic()
-        replace_text(self.path, json.dumps(self.describe(), default=str) + "\n")
+        replace_file(self.path, f"{json.dumps(self.describe(), default=str)}\n".encode())
 
     def describe(self) -> dict[str, Any]:
         """Return the published mapping. Times are seconds since the epoch; ages and deadlines are seconds."""
@@ -135,17 +135,6 @@ def rows(waits: list[Wait]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the whole text or none of it."""
-    beside = _beside(path)
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
-
-
 def alive(board: dict[str, Any]) -> bool | None:
     """Return whether the process of a board runs; None if only its heartbeat can tell (another host)."""
     if board.get("host") != _host():
@@ -177,10 +166,9 @@ def remove_board(run_dir: Path, host: str, pid: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    for suffix in (".json", ".ask", ".stacks"):
-        file = path.with_suffix(suffix)
+    name = glob.escape(path.stem)
+    for file in (*path.parent.glob(f"{name}.*"), *path.parent.glob(f".{name}.*.partial")):
         file.unlink(missing_ok=True)
-        _beside(file).unlink(missing_ok=True)  # of a process that was killed while it wrote
 
 
 def _host() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_runs.board import alive, replace_text
+from slime_runs.board import alive
 from slime_runs.files import read_object, read_text
 from slime_runs.stalls import WAITS
 
@@ -114,28 +114,28 @@ def _process(path: Path, board: dict[str, Any]) -> Process:
 
 def ask_for_stacks(processes: list[Process], deadline: float) -> dict[str, str | None]:
     """Request stacks and return them by process name; None if no answer came within `deadline` seconds."""
-    question = uuid.uuid4().hex
-    for process in processes:
-        replace_text(process.path.with_suffix(".ask"), question)
+    question = uuid.uuid4().hex  # another process may ask at the same time
+    asks = {process.name: process.path.with_suffix(f".{question}.ask") for process in processes}
+    for ask in asks.values():
+        ask.touch()
     answers: dict[str, str | None] = {p.name: None for p in processes}
     until = time.monotonic() + deadline
     while True:
         late = time.monotonic() > until  # read the clock before the last check, so that no answer is missed
         for process in processes:
             if answers[process.name] is None:
-                answers[process.name] = _answer(process.path.with_suffix(".stacks"), question)
+                answers[process.name] = _answer(asks[process.name].with_suffix(".stacks"))
         if late or None not in answers.values():
             break
         time.sleep(_POLL)
-    for process in processes:
-        process.path.with_suffix(".ask").unlink(missing_ok=True)
+    for ask in asks.values():
+        ask.unlink(missing_ok=True)
     return answers
 
 
-def _answer(path: Path, question: str) -> str | None:
-    text = read_text(path)
-    asked, _, stacks = text.partition("\n")
-    if asked != question:  # answer to an earlier or another process's request
+def _answer(path: Path) -> str | None:
+    if not path.is_file():
         return None
+    text = read_text(path)
     path.unlink(missing_ok=True)
-    return stacks
+    return text

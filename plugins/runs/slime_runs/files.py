@@ -24,8 +24,8 @@ import zstandard
 from slime_data.saved import most_unpacked
 
 from slime_core.data.dumps import to_json
-from slime_core.data.ledger_files import open_regular, read_regular
 from slime_core.errors import DataError, RolloutError
+from slime_core.files import open_regular, read_regular, replace_file
 from slime_core.secrets import MARK, known
 
 logger = logging.getLogger(__name__)
@@ -143,10 +143,8 @@ def write_file(path: Path, frames: Iterable[bytes], footer: Callable[[Sequence[F
         content = compressor.compress(footer([Frame(start, len(one)) for start, one in zip(starts, packed)]))
         length = len(content).to_bytes(4, "little")
         packed.append(_SKIPPED + (len(content) + 8).to_bytes(4, "little") + content + length + _FOOTER)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # peers that share a model write the same file
     path.parent.mkdir(exist_ok=True)
-    partial.write_bytes(b"".join(packed))
-    os.replace(partial, path)
+    replace_file(path, packed)
 
 
 def read_footer(path: Path) -> bytes:

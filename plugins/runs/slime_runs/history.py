@@ -28,8 +28,9 @@ from slime_core.data.ledger import (
     TRAINING,
     UNTAKEN,
 )
-from slime_core.data.ledger_files import Segment, SegmentRef, read_chain, read_commit, read_regular, segments_of
+from slime_core.data.ledger_files import Segment, SegmentRef, read_chain, read_commit, segments_of
 from slime_core.errors import CheckpointError, rollout_name
+from slime_core.files import read_regular
 from slime_core.rollout.state import OPEN_GROUPS_FILE, STATE_FILE, group_indices
 
 Event = dict[str, Any]

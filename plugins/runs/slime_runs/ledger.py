@@ -15,8 +15,9 @@ from typing import Any
 
 import orjson
 
-from slime_core.data.ledger_files import LEDGER_FILE, SegmentRef, open_regular, read_commit, read_regular, segments_of
+from slime_core.data.ledger_files import LEDGER_FILE, SegmentRef, read_commit, segments_of
 from slime_core.errors import CheckpointError
+from slime_core.files import open_regular, read_regular
 from slime_runs.run import Run
 
 Event = dict[str, Any]

@@ -15,7 +15,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slime_core.data.ledger_files import open_regular
+from slime_core.files import open_regular
 from slime_runs.files import parsed_lines
 
 Spans = list[tuple[float, float]]

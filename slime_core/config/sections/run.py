@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import PositiveInt
 
-from slime_core.config.run_files import RUN_FILES
 from slime_core.config.sections.base import Exclusive, File, Flag, Refused, Rule, Section, Seed, Spec
+from slime_core.files import RUN_FILES
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings

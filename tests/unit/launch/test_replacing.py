@@ -15,8 +15,8 @@ import pytest
 from slime_commands.eval.generation import own_directory
 
 from slime_core.checkpoint.store import CheckpointStore
-from slime_core.config.run_files import HEADER
 from slime_core.errors import ConfigError, RecordError
+from slime_core.files import HEADER
 from slime_core.launch.journal import Journal
 from slime_core.launch.lock import file_lock, finish_replacing, open_run_dir, settle_replaced
 

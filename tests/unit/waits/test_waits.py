@@ -124,11 +124,13 @@ async def test_stacks_go_down_to_the_line_that_waits() -> None:
 
 
 def test_a_request_for_stacks_is_answered(board) -> None:
-    board_module.replace_text(board.path.with_suffix(".ask"), "question 7")
-    answer = board.path.with_suffix(".stacks")
-    wait_until(answer.exists)
-    assert answer.read_text().startswith("question 7\nthread ")
-    assert not board.path.with_suffix(".ask").exists()
+    asks = [board.path.with_suffix(f".{question}.ask") for question in ("7", "8")]
+    for ask in asks:
+        ask.touch()
+    for answer in (ask.with_suffix(".stacks") for ask in asks):
+        wait_until(answer.exists)
+        assert answer.read_text().startswith("thread ")
+    assert not any(ask.exists() for ask in asks)
 
 
 def test_stall_report(board) -> None:
@@ -410,7 +412,7 @@ def test_a_full_disk_is_logged_once_and_ends_nothing(board, monkeypatch, caplog)
         tried.append(path)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(board_module, "replace_text", full)
+    monkeypatch.setattr(board_module, "replace_file", full)
     for number in range(3):
         progress(rollout_id=number)
         seen = len(tried)

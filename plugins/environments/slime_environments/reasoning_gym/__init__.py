@@ -27,7 +27,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slime_core import Args, DatasetSource, Group, PluginOptions, Sample, Step, execution_rewards, last_boxed, options
+from slime_core import (
+    Args,
+    DatasetSource,
+    Group,
+    PluginOptions,
+    Sample,
+    Step,
+    execution_rewards,
+    last_boxed,
+    options,
+    replace_file,
+)
 from slime_core.errors import ConfigError
 from slime_environments.reasoning_gym.tasks import TaskRows, dataset_of, score
 
@@ -150,9 +161,7 @@ def prepare(args: Args) -> None:
         label_key = args.eval_label_key or args.label_key
         rows = TaskRows(*_of_items(args, own, own.eval_seed, own.eval_size, input_key, label_key))
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(json.dumps(rows[i]) + "\n" for i in range(len(rows))), encoding="utf-8")
-        partial.replace(path)
+        replace_file(path, (json.dumps(rows[i]).encode() + b"\n" for i in range(len(rows))))
 
 
 class ReasoningGym:

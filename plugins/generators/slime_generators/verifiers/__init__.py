@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from slime_core import Args, DatasetSource, GenerateContext, PluginOptions, Sample, options
+from slime_core import Args, DatasetSource, GenerateContext, PluginOptions, Sample, options, replace_file
 from slime_core.errors import ConfigError
 from slime_core.waits import within
 from slime_generators.verifiers.environments import TaskRows, environment_of, served, task_of
@@ -74,9 +74,7 @@ def prepare(args: Args) -> None:
             continue
         rows = TaskRows(json.loads(_spec(own)), own.eval_select, _columns(args, args.eval_input_key or args.input_key))
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(json.dumps(rows[i]) + "\n" for i in range(len(rows))), encoding="utf-8")
-        partial.replace(path)
+        replace_file(path, (json.dumps(rows[i]).encode() + b"\n" for i in range(len(rows))))
 
 
 async def generate(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.data.dumps import to_json
+from slime_core.files import replace_file
 from slime_core.plugins.adapters import RewardCaller
 from slime_core.protocols import Args
 from slime_core.sample import Sample
@@ -89,10 +90,8 @@ class FailureLog:
         }
         try:
             self.directory.mkdir(exist_ok=True)
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_bytes(to_json(hidden_values(record), f"sample {samples[0].index}"))
             is_new = not path.exists()
-            partial.replace(path)
+            replace_file(path, to_json(hidden_values(record), f"sample {samples[0].index}"))
         except Exception as failure:  # the sample has already failed; a failed save must not end the run
             logger.warning("cannot save the failed score %s: %s", path, failure)
             return None

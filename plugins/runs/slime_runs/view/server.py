@@ -31,7 +31,7 @@ from slime_serving.http.guard import Access
 from slime_serving.http.streams import json_response
 from slime_serving.http.threads import DeadlineThreads
 
-from slime_core.data.ledger_files import open_regular
+from slime_core.files import open_regular
 from slime_runs.index import Filter
 from slime_runs.notes import write_note
 from slime_runs.run import PROFILE, RunError, StoredSample, find_runs, is_run

@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from slime_core.data.ledger_files import open_regular
 from slime_core.errors import SlimeError
+from slime_core.files import open_regular
 from slime_runs import Run
 from slime_runs.files import FOLDER, Row, parsed_lines, shadow_name, whole_lines
 from slime_runs.index import Filter, Index, Key

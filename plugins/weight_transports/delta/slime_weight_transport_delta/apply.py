@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from slime_core.errors import WeightSyncError
+from slime_core.files import flush
 from slime_weight_transport_delta.format import Version, checksum_function, decode, read_version
 from slime_weight_transport_delta.raw_safetensors import (
     INDEX,
     Bytes,
     Entry,
-    flush,
     read_header,
     tensors_of,
     view,

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slime_core.errors import WeightSyncError
+from slime_core.files import replace_file
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 """[bytes of a tensor], row-major."""
@@ -144,16 +145,4 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace the file, complete or not at all, also over a power cut. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    write_file(partial, [(json.dumps(value, indent=1) + "\n").encode()])
-    os.replace(partial, path)
-    flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """Flush a file or a directory's entries to the device. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, f"{json.dumps(value, indent=1)}\n".encode(), durable=True)

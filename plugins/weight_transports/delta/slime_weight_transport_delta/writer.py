@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from slime_core.errors import ConfigError, WeightSyncError
+from slime_core.files import flush
 from slime_core.models.hf_io import copy_assets
 from slime_weight_transport_delta.format import (
     FULL,
@@ -41,7 +42,6 @@ from slime_weight_transport_delta.format import (
 from slime_weight_transport_delta.raw_safetensors import (
     INDEX,
     Bytes,
-    flush,
     tensors_of,
     view,
     write_json,
