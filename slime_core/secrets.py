@@ -54,7 +54,7 @@ def learn(name: str, value: object, shortest: int = 4) -> None:
         for secret in (s for s in found if len(s) >= shortest and s != MARK):
             _known.update((secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]))
         if text.startswith("{"):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 learn(name, json.loads(text), shortest)
 
 

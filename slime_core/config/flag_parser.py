@@ -169,8 +169,8 @@ def as_json(text: str) -> object:
     """Parse JSON; used as the `type` of a flag."""
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.200} is not valid JSON: {error}") from None
 
 
 def takes_list(flag: argparse.Action) -> bool:

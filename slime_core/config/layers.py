@@ -120,8 +120,10 @@ def collect(
         variable = f"SLIME_{name.upper()}"
         if (value := _plain(arguments.get(name))) is not None:
             return Entry(value, Origin("argument", f"argument {name}"))
-        in_env = Entry(env[variable], Origin("env", variable)) if env.get(variable, "").strip() else None
-        return parsed.values.get(name, in_env)
+        if name in parsed.values:
+            return parsed.values[name]
+        given = env.get(variable, "").strip()
+        return _read_text(name, Entry(env[variable], Origin("env", variable))) if given else None
 
     if config := named("config"):
         for path in config.value if isinstance(config.value, list) else [config.value]:

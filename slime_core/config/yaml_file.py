@@ -141,11 +141,11 @@ def read_document(path: str | Path, cited: str = "") -> Document:
         loader.name = name
         node = loader.get_single_node()
         return Document(name, None if node is None else loader.construct_object(node, deep=True), node)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise _invalid(name, text, error) from error
 
 
-def _invalid(name: str, text: str, error: yaml.YAMLError) -> ConfigError:
+def _invalid(name: str, text: str, error: yaml.YAMLError | RecursionError) -> ConfigError:
     """Return the parser's error as a ConfigError with file and line."""
     line, problem = 1, str(error)
     if isinstance(error, yaml.MarkedYAMLError):
@@ -185,7 +185,7 @@ def read_scalar(text: str) -> object:
     """Parse a command-line value, e.g. of `--set`, as YAML. Raises ValueError."""
     try:
         return yaml.load(text, Loader=_CoreLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"not a YAML value: {text!r}") from error
 
 

@@ -37,7 +37,7 @@ async def test_what_is_served_is_what_was_written(
 ) -> None:
     directory, original = sglang_model
     root = tmp_path / "weights"
-    writer = DeltaWriter(root, directory, run=str(tmp_path), encoding=encoding)
+    writer = DeltaWriter(root, directory, run_dir=str(tmp_path), encoding=encoding)
     addresses = [url.removeprefix("http://") for url in sglang_server.urls]
     args = {
         "rollout_external_engine_addrs": addresses, "update_weight_puller_addrs": [puller],
@@ -100,7 +100,7 @@ async def test_the_engine_that_launches_servers_starts_a_puller(
         directory, tmp_path / "run", no_engine_router=True, update_weight_transport="delta",
         update_weight_disk_dir=root, update_weight_local_checkpoint_dir=tmp_path / "local",
     )  # fmt: skip
-    writer = DeltaWriter(root, directory, run=str(tmp_path / "run"))
+    writer = DeltaWriter(root, directory, run_dir=str(tmp_path / "run"))
     engine = SglangEngine(args)
     assert "delta" in engine.weight_transports
     try:

@@ -324,7 +324,7 @@ def _written(folder: Path, version: int) -> Path:
     checkpoint.mkdir()
     save_file(weights, checkpoint / "model.safetensors")
     (checkpoint / "config.json").write_text("{}", encoding="utf-8")
-    writer = DeltaWriter(folder / "weights", checkpoint, run=str(folder))
+    writer = DeltaWriter(folder / "weights", checkpoint, run_dir=str(folder))
     if version == 3:
         weights["a"][0] = 1.0
         return writer.write(weights.items(), 3).directory

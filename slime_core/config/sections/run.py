@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RunArgs(Section):
     """Run."""
 
-    config: Annotated[list[str], Flag(append=True, metavar="FILE")] = []
+    config: Annotated[list[str], Flag(append=True, paths=True, metavar="FILE")] = []
     """YAML file with settings, one per line, named as the flags; repeatable, later files win."""
     run_dir: File = None
     """Directory for config.yaml, metrics.jsonl and summary.json; when not given, --save, or outputs/COMMAND, or

@@ -132,8 +132,14 @@ def test_a_missing_file_is_named_with_its_layer() -> None:
         show("--config", "a.yaml")
     with pytest.raises(ConfigError, match=r"^--config 'none.yaml' \(SLIME_CONFIG env\): no such file; `slime init`"):
         show(env={"SLIME_CONFIG": "none.yaml"})
+
+
+@pytest.mark.parametrize("several", ["my run.yaml:b.yaml", '["my run.yaml", "b.yaml"]'])
+def test_the_environment_names_one_file_or_several(several: str) -> None:
     Path("my run.yaml").write_text("lr: 1\n")
+    Path("b.yaml").write_text("lr: 2\n")
     assert show(env={"SLIME_CONFIG": "my run.yaml"}).args.lr == 1.0
+    assert show(env={"SLIME_CONFIG": several}).args.lr == 2.0
 
 
 def test_custom_keys_become_attributes_and_cannot_bypass_checks() -> None:

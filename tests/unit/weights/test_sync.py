@@ -116,6 +116,20 @@ def test_a_served_version_that_cannot_be_removed_costs_no_run(
     assert "weight_v000001" in caplog.text
 
 
+def test_two_runs_never_share_a_directory_of_versions(tmp_path: Path) -> None:
+    shared, first, second = tmp_path / "pushed", Receiver(transports=("disk",)), Receiver(transports=("disk",))
+    keeps = {"update_weight_disk_dir": shared, "update_weight_disk_keep_files": True}
+    sync = _sync(tmp_path, first, **keeps)
+    other = _sync(tmp_path, second, run_dir=str(tmp_path / "other"), **keeps)  # the first has written nothing so far
+    other.push()
+    with pytest.raises(ConfigError, match=r"holds weight versions of .*other; choose another"):
+        sync.push()
+    with pytest.raises(ConfigError, match=r"holds weight versions of .*other; choose another"):
+        _sync(tmp_path, first, **keeps).push()
+    assert (first.version, second.version) == (None, 1)
+    assert [path.name for path in shared.glob("weight_v*")] == ["weight_v000001"]
+
+
 def test_a_full_disk_leaves_the_old_version_served(tmp_path: Path) -> None:
     receiver = Receiver(transports=("disk",))
     sync = _sync(tmp_path, receiver, update_weight_disk_dir=tmp_path / "pushed")
@@ -129,7 +143,7 @@ def test_a_full_disk_leaves_the_old_version_served(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (receiver.version, sync.version) == (1, 1)
-    assert list((tmp_path / "pushed").iterdir()) == []
+    assert [path.name for path in (tmp_path / "pushed").iterdir()] == ["slime_weights.json"]
     sync.push()
     assert receiver.version == 2
 

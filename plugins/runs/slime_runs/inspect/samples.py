@@ -7,6 +7,7 @@ Exit status: 0 a file was written, 1 nothing was left to write.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     chosen.add_argument(
         "--hf-checkpoint", required=True, metavar="DIR", help="model directory whose tokenizer the samples are of"
     )
-    chosen.add_argument("--min-reward", type=float, metavar="X", help="keep rewards of X and more")
+    chosen.add_argument("--min-reward", type=_finite, metavar="X", help="keep rewards of X and more")
     chosen.add_argument("--reward-key", metavar="KEY", help="which number of rewards that are mappings")
     chosen.add_argument("--best-of-group", type=_positive, metavar="N", help="at most N per prompt, best first")
     chosen.add_argument("--dedupe", action="store_true", help="one of samples with the same tokens")
@@ -78,6 +79,13 @@ def run(namespace: argparse.Namespace) -> int:
         write_lines(output, (to_json(to_row(s, tokenizer), f"sample {s.index}") for s in found.kept))
     _tell(found, output, namespace.json)
     return int(not found.kept)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number")
+    return value
 
 
 def _positive(text: str) -> int:

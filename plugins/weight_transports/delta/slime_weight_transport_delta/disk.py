@@ -14,6 +14,7 @@ from slime_core.errors import WeightSyncError
 from slime_core.models.hf_io import copy_assets, write_weights
 from slime_core.protocols import Args, TransportTraits
 from slime_core.protocols.weights import WeightEngines
+from slime_weight_transport_delta.format import claim
 
 logger = logging.getLogger(__name__)
 
@@ -37,25 +38,21 @@ class DiskTransport:
         self._keeps = bool(args.use_fault_tolerance or args.rollout_external_engine_addrs or args.sglang_router_ip)
         self._kept: Path | None = None
         """Directory of the served version, for an engine that needs to be updated."""
-        self._is_first = True
-
-    def _remove_own(self, directory: Path) -> None:
-        """Delete a version that this run has written. Raises WeightSyncError if another run may have written it."""
-        below = Path(self._args.run_dir or "").resolve() in directory.resolve().parents
-        if self._is_first and not (below or self._args.load):
-            raise WeightSyncError(
-                f"{directory} is there already, and not by this run; choose another --update-weight-disk-dir"
-            )
-        shutil.rmtree(directory)
+        claim(self._root, args.run_dir or "")
 
     def send(
         self, weights: Iterable[tuple[str, torch.Tensor]], version: int, engines: WeightEngines
     ) -> Mapping[str, float]:
-        """Write the version, have the engines load it, and remove the version that is no longer needed."""
+        """Write the version, have the engines load it, and remove the version that is no longer needed.
+
+        Raises:
+            ConfigError: The directory holds versions of another run.
+            WeightSyncError: The version could not be written, or an engine refused it.
+        """
+        claim(self._root, self._args.run_dir or "")  # again: while it is empty, another run may claim it
         directory = self._root / f"weight_v{version:06d}"
         if directory.exists():
-            self._remove_own(directory)
-        self._is_first = False
+            shutil.rmtree(directory)
         try:
             copy_assets(self._args.hf_checkpoint, directory)
             write_weights(directory, weights, shard_bytes=int(self._args.save_shard_size * 1e9))

@@ -27,11 +27,14 @@ import xxhash
 import zstandard
 
 from slime_core.errors import ConfigError, WeightSyncError
+from slime_core.files import replace_file
 from slime_weight_transport_delta.raw_safetensors import INDEX, Bytes
 
 FORMAT = "slime-weights-1"
 FULL = "none"
 """`delta_encoding` of versions without a base."""
+OWNER = "slime_weights.json"
+"""File that names the run that writes versions to the directory."""
 _LEVEL = 1
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _NAME = re.compile(r"weight_v(\d{6,})")
@@ -194,6 +197,30 @@ def versions_in(root: Path) -> dict[int, Path]:
         return {}
     found = [(match, path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
     return dict(sorted((int(match[1]), path) for match, path in found))
+
+
+def claim(root: Path, run_dir: str) -> None:
+    """Record the run that writes versions to `root`. Raises ConfigError if there are versions of another run."""
+    run = str(Path(run_dir).resolve())
+    path, owner = root / OWNER, None
+    if path.is_file():
+        try:
+            owner = json.loads(path.read_text(encoding="utf-8")).get("run")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path}: cannot be read ({error}); choose another --update-weight-disk-dir") from error
+    if owner == run:
+        return
+    # Below its own directory, a run finds nothing but what it wrote itself, in another mode perhaps.
+    if versions_in(root) and not (owner is None and Path(run) in root.resolve().parents):
+        raise ConfigError(
+            f"--update-weight-disk-dir {root} holds weight versions of {owner or 'something else'}; choose another"
+            " directory, or remove it"
+        )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        replace_file(path, f"{json.dumps({'run': run})}\n".encode(), durable=True)
+    except OSError as error:
+        raise ConfigError(f"--update-weight-disk-dir {root}: cannot be written: {error}") from error
 
 
 def read_version(root: Path, version: int) -> Version:

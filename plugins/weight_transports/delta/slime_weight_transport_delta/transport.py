@@ -44,7 +44,7 @@ class DeltaTransport:
         self._writer = DeltaWriter(
             Path(args.update_weight_disk_dir),
             Path(args.hf_checkpoint),
-            run=str(Path(args.run_dir).resolve()),
+            run_dir=args.run_dir,
             encoding=args.update_weight_delta_encoding,
             checksum=args.update_weight_delta_checksum,
             shard_bytes=args.update_weight_buffer_size,

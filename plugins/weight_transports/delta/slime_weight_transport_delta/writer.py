@@ -15,7 +15,6 @@ that is not visible yet.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.errors import ConfigError, WeightSyncError
+from slime_core.errors import WeightSyncError
 from slime_core.files import flush
 from slime_core.models.hf_io import copy_assets
 from slime_weight_transport_delta.format import (
@@ -35,6 +34,7 @@ from slime_weight_transport_delta.format import (
     Version,
     changed_elements,
     checksum_function,
+    claim,
     encode,
     version_directory,
     versions_in,
@@ -49,8 +49,6 @@ from slime_weight_transport_delta.raw_safetensors import (
 )
 
 Weights = Iterable[tuple[str, torch.Tensor]]
-OWNER = "slime_weights.json"
-"""File that names the run that writes versions to the directory."""
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -87,7 +85,7 @@ class DeltaWriter:
         root: Path,
         checkpoint: Path,
         *,
-        run: str,
+        run_dir: str,
         encoding: str = "xor",
         checksum: str = "xxh3-128",
         shard_bytes: int = 512 * 1024**2,
@@ -98,7 +96,7 @@ class DeltaWriter:
         Args:
             root: Directory; versions go to `weight_v<version>` below it.
             checkpoint: `--hf-checkpoint`. Engines start from it, and versions have its dtypes.
-            run: Name of this run; versions of other runs are never changed.
+            run_dir: Directory of this run; versions of other runs are never changed.
             encoding: xor or overwrite.
             checksum: xxh3-128, blake3 or adler32.
             shard_bytes: Size at which a file is closed.
@@ -115,7 +113,7 @@ class DeltaWriter:
         """True if `_held` equals the version `_last`."""
         self._last = -1
         self._chain, self._chain_start, self._chain_bytes = "", 0, 0
-        _claim(root, run)
+        claim(root, run_dir)
 
     def write(self, weights: Weights, version: int) -> Written:
         """Write the weights to disk as `version`, atomically: readers see the whole version or none of it.
@@ -299,29 +297,6 @@ def stored_dtypes(checkpoint: Path) -> Mapping[str, torch.dtype]:
             raise WeightSyncError(f"{path}: tensor {name!r} of dtype {entry.dtype} cannot be written as a delta")
         found[name] = _DTYPES[entry.dtype]
     return found
-
-
-def _claim(root: Path, run: str) -> None:
-    """Record the run that owns the versions. Raises ConfigError if another run owns them."""
-    path = root / OWNER
-    owner = None
-    if path.is_file():
-        try:
-            owner = json.loads(path.read_text(encoding="utf-8")).get("run")
-        except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({error}); choose another --update-weight-disk-dir") from error
-    # Below its own directory, a run finds nothing but what it wrote itself, in another mode perhaps.
-    ours = owner == run or (owner is None and Path(run) in root.resolve().parents)
-    if versions_in(root) and not ours:
-        raise ConfigError(
-            f"--update-weight-disk-dir {root} holds weight versions of {owner or 'something else'}; choose another"
-            " directory, or remove it"
-        )
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"run": run})
-    except OSError as error:
-        raise ConfigError(f"--update-weight-disk-dir {root}: cannot be written: {error}") from error
 
 
 class Shards:

@@ -25,6 +25,7 @@ from slime_weight_transport_delta import format as delta_format
 from slime_weight_transport_delta import raw_safetensors
 from slime_weight_transport_delta.apply import STATE, LocalState, apply, local_state
 from slime_weight_transport_delta.format import (
+    OWNER,
     changed_elements,
     checksum_function,
     decode,
@@ -40,7 +41,7 @@ from slime_weight_transport_delta.raw_safetensors import (
     weight_files,
     write_safetensors,
 )
-from slime_weight_transport_delta.writer import OWNER, DeltaWriter
+from slime_weight_transport_delta.writer import DeltaWriter
 
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.models.hf_io import read_weights
@@ -206,7 +207,7 @@ class Setting:
         self.writer = self.new_writer()
 
     def new_writer(self, **options: Any) -> DeltaWriter:
-        return DeltaWriter(self.source, self.checkpoint, run=self.run, **{**self.options, **options})
+        return DeltaWriter(self.source, self.checkpoint, run_dir=self.run, **{**self.options, **options})
 
     def write(self, weights: Tensors, version: int) -> Any:
         written = self.writer.write(weights.items(), version)
@@ -384,16 +385,16 @@ def test_the_same_number_of_another_part_of_the_run_is_no_base(setting: Setting)
 
 def test_versions_of_another_run_are_never_touched(setting: Setting, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    first = DeltaWriter(shared, setting.checkpoint, run="/runs/one")
+    first = DeltaWriter(shared, setting.checkpoint, run_dir="/runs/one")
     first.write(setting.weights.items(), 1)
     with pytest.raises(ConfigError, match=r"holds weight versions of /runs/one"):
-        DeltaWriter(shared, setting.checkpoint, run="/runs/two")
+        DeltaWriter(shared, setting.checkpoint, run_dir="/runs/two")
     (shared / OWNER).unlink()
     with pytest.raises(ConfigError, match="of something else"):
-        DeltaWriter(shared, setting.checkpoint, run="/runs/one")
+        DeltaWriter(shared, setting.checkpoint, run_dir="/runs/one")
     (shared / OWNER).write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
-        DeltaWriter(shared, setting.checkpoint, run="/runs/one")
+        DeltaWriter(shared, setting.checkpoint, run_dir="/runs/one")
     assert list(versions_in(shared)) == [1]
 
 

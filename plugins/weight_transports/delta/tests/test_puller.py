@@ -70,7 +70,7 @@ async def pulling(tmp_path: Path, urls: list[str], timeout: float = 30) -> Async
 def writer(tmp_path: Path) -> DeltaWriter:
     (tmp_path / "model").mkdir()
     save_file({"a": torch.zeros(4)}, tmp_path / "model" / "model.safetensors")
-    made = DeltaWriter(tmp_path / "source", tmp_path / "model", run="test")
+    made = DeltaWriter(tmp_path / "source", tmp_path / "model", run_dir="test")
     made.write([("a", torch.zeros(4))], 1)
     made.write([("a", torch.tensor([0.0, 1, 0, 0]))], 2)
     return made
