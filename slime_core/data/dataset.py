@@ -123,7 +123,8 @@ def exact_json(text: str | bytes) -> Any:
     import orjson
 
     long = _LONG_INTEGER.search(text if isinstance(text, bytes) else text.encode())
-    return json.loads(text) if long else orjson.loads(text)  # orjson makes floats of such integers
+    value = orjson.loads(text)  # also refuses what `json` reads: NaN, half of a surrogate pair, nesting without end
+    return json.loads(text) if long else value  # orjson makes floats of such integers
 
 
 def column(row: Mapping[str, Any], name: str, flag: str = "") -> Any:

@@ -28,7 +28,7 @@ from slime_core.plugins.resolve import resolve
 from slime_core.protocols import AdvantageEstimator, Args, RolloutEngine
 from slime_core.rollout import state
 from slime_core.rollout.batch import ConvertSamples, RewardPostProcess, make_batch, refuse_bad
-from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, evaluated
+from slime_core.rollout.deadlines import TIMEOUT, Interruptible, cancel_all, ended, evaluated
 from slime_core.rollout.event_loop import LoopLag, LoopThread, StageRunner
 from slime_core.rollout.fate import FilterStage
 from slime_core.rollout.gate import GatedEngine
@@ -153,7 +153,11 @@ class RolloutStage:
         assert parts.resolve_generator is not None
         leftovers.watch()  # from here on user code runs in this process
         loading = asyncio.create_task(parts.rewards.start())  # worker processes start while the engine starts
-        await engine.start()
+        try:
+            await engine.start()
+        except BaseException:
+            await ended({loading})
+            raise
         with waiting("reward processes", deadline=None, then="they have deadlines of their own"):
             await loading
         if parts.needs_address:

@@ -40,8 +40,9 @@ def test_a_new_directory_may_be_an_empty_one(place: str, tmp_path: Path, monkeyp
     def write(error: Exception | None = None) -> None:
         check_new(target, place)
         with new_directory(target) as partial:
-            partial.mkdir(parents=True)
             (partial / "file").touch()
+            with pytest.raises(ConfigError, match="another process is writing it"), new_directory(target):
+                pass
             if error:
                 raise error
 

@@ -60,7 +60,6 @@ def run(namespace: argparse.Namespace) -> int:
         target = Path(namespace.output)
         check_new(target, f"-o {target}:")
         with new_directory(target) as partial:
-            partial.mkdir(parents=True)
             said = to_folder[namespace.format](found, partial)
         said = f"{said} -> {target / 'trace.json' if namespace.format == 'perfetto' else target}"
     else:

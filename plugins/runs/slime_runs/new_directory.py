@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,17 +20,39 @@ def check_new(target: Path, cited: str) -> None:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Give a place for a directory, and move it to `target` at the end; after an error delete it.
+    """Give an empty directory, and move it to `target` at the end; after an error delete it.
 
     Call `check_new` first: the directory at `target`, if any, has to be empty. It stays and gets the files, since it
     may be a mounted volume, a link or the current directory.
+
+    Raises:
+        ConfigError: Another process is writing the same directory.
     """
     partial = _partial(target)
-    if partial.exists():  # left by a process that was killed
-        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    held = os.open(partial, os.O_RDONLY)
+    try:
+        if not _lock(held) or not (partial.exists() and os.path.samestat(os.fstat(held), partial.stat())):
+            raise ConfigError(f"{target}: another process is writing it; name another directory")
+        yield from _moved(partial, target)
+    finally:
+        os.close(held)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file until its descriptor is closed or the process ends; return False if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _moved(partial: Path, target: Path) -> Iterator[Path]:
+    for left in partial.iterdir():  # by a process that was killed
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     try:
         yield partial
-        target.parent.mkdir(parents=True, exist_ok=True)
         if partial.parent == target:
             for path in partial.iterdir():
                 path.rename(target / path.name)

@@ -58,6 +58,17 @@ def test_a_malformed_line_names_file_and_line(tmp_path: Path) -> None:
     assert rows[4] == {"input": "c"}
 
 
+@pytest.mark.parametrize("rest", ["NaN", '"\\ud800"', "[" * 3000 + "]" * 3000])
+def test_a_row_with_a_long_integer_is_refused_as_others_are(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "data.jsonl"
+    good, bad = f'{{"label": {10**30}}}', f'{{"label": {10**30}, "input": {rest}}}'
+    path.write_text("\n".join((good, bad, good)), encoding="utf-8")
+    rows = open_rows(path)
+    assert rows[0] == {"label": 10**30}
+    with pytest.raises(DataError, match=r"data\.jsonl:2: not JSON"):
+        rows[1]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

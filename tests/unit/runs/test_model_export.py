@@ -81,7 +81,7 @@ def test_gguf_files_hold_the_model(make_commit: MakeCommit, tmp_path: Path, vari
     proof = write_model(commit, tmp_path / "out", "gguf", dtype=dtype)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
     assert proof.difference < (1e-4 if dtype is None else 1e-2) * max(proof.largest, 1)
-    assert proof.difference > 0
+    assert proof.difference > 0 or dtype is None, "half precision rounds"
     assert (proof.sequences, proof.tokens) == (4, 4 * 48)
 
 

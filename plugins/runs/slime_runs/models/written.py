@@ -171,7 +171,6 @@ def _gguf(commit: Commit, folder: Path, dtype: str | None) -> _Written:
         raise ConfigError(f"--format gguf needs gguf: pip install '{BUNDLE}[hub]'") from error
     default = torch.float16 if _stored_dtype(commit) == torch.bfloat16 else _stored_dtype(commit)
     wanted = default if dtype is None else getattr(torch, dtype)
-    folder.mkdir(parents=True)
     notes = gguf_file.write(folder / GGUF, commit, wanted)
     model = _load(folder, gguf_file=GGUF, config=gguf_file.config_of(folder / GGUF, commit))
     return _Written(model, wanted, notes)
