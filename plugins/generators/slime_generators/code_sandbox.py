@@ -21,7 +21,7 @@ from pydantic import Field
 from slime_sandbox_local import Call, InterpreterPool, SandboxLimits, check_settings, pool_of
 
 from slime_core import Args, GenerateContext, GenerateTraits, PluginOptions, Sample, SampleStatus, declares, options
-from slime_generators.multi_turn import Observations, awaits_answer, begin_answer
+from slime_generators.multi_turn import Observations, begin_answer, next_turn
 
 STATS = "tool_stats"
 """Key of the sample's metadata: {"python": counts and seconds}."""
@@ -95,20 +95,8 @@ async def _converse(
     observations: Observations, pool: InterpreterPool, key: object,
 ) -> Sample:  # fmt: skip
     limit = int(sampling_params["max_new_tokens"])
-    stops = [*_listed(sampling_params.get("stop")), _STOPS[own.code]]
-    while True:
-        if not awaits_answer(sample, PENDING):
-            room = limit - sample.response_length
-            if room <= 0:
-                sample.status = SampleStatus.TRUNCATED
-                return sample
-            output = await context.engine.generate(
-                sample.tokens, {**sampling_params, "max_new_tokens": room, "stop": stops}, session_id=sample.session_id
-            )
-            sample.append_response_tokens(
-                args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
-            )
-            sample.metadata["num_turns"] = observations.finished_turns + 1
+    params = {**sampling_params, "stop": [*_listed(sampling_params.get("stop")), _STOPS[own.code]]}
+    while await next_turn(args, sample, params, context, PENDING):
         code = find_code(observations.turn_text, own.code)
         if sample.status != SampleStatus.COMPLETED or code is None:
             return sample
@@ -119,6 +107,7 @@ async def _converse(
         if not fits:
             sample.status = SampleStatus.TRUNCATED
             return sample
+    return sample
 
 
 def find_code(turn: str, form: Literal["tag", "fence"]) -> str | None:

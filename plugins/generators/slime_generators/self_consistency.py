@@ -26,7 +26,7 @@ from slime_core import (
     options,
 )
 from slime_core.errors import ConfigError
-from slime_generators.best_of_n import Candidate, sample_candidates
+from slime_generators.best_of_n import Candidate, choose, in_training, sample_candidates
 
 _NAME = "self_consistency"
 
@@ -49,7 +49,8 @@ class Options(PluginOptions):
 
 def _check(args: Args, *, training: bool) -> None:
     """Check the options before anything starts."""
-    _refuse_training(options(args, _NAME, Options), training=training)
+    if training and not options(args, _NAME, Options).in_training:
+        raise in_training(_NAME)
 
 
 @declares(GenerateTraits(check=_check))
@@ -67,7 +68,8 @@ async def generate(
         Exception: The error of the generate function, if it raised for every candidate.
     """
     own = options(args, _NAME, Options)
-    _refuse_training(own, training=not context.evaluation)
+    if not (context.evaluation or own.in_training):
+        raise in_training(_NAME)
     extract = answer_extractor(args, sample, own.answer, f"plugins.{_NAME}.answer")
     if extract is None:
         raise ConfigError(
@@ -87,17 +89,7 @@ async def generate(
     winner = votes.most_common(1)[0][0] if votes else None  # of equal counts, the first one
     among = [candidate for candidate, answer in zip(found, answers) if answer == winner]
     chosen = among[0] if own.pick == "first" else min(among, key=_length if own.pick == "shortest" else _surprise)
-    for each in chosen.samples:
-        each.session_id = sample.session_id
-        each.metadata[_NAME] = {
-            "n": own.n,
-            "chosen": chosen.number,
-            "candidates": [c.number for c in found],
-            "answer": winner,
-            "votes": dict(votes),
-            "response_tokens": sum(s.response_length for c in found for s in c.samples),
-        }
-    return chosen.samples if len(chosen.samples) > 1 else chosen.samples[0]
+    return choose(_NAME, sample, found, chosen, n=own.n, answer=winner, votes=dict(votes))
 
 
 def _length(candidate: Candidate) -> int:
@@ -113,12 +105,3 @@ def _surprise(candidate: Candidate) -> float:
         if sampled
     ]
     return -sum(log_probs) / len(log_probs) if log_probs else float("inf")
-
-
-def _refuse_training(own: Options, *, training: bool) -> None:
-    if training and not own.in_training:
-        raise ConfigError(
-            f"{_NAME} is for evaluation: trained on, its samples would be chosen ones, not the policy's. Give it to"
-            " evaluation data sets (custom_generate_function_path in --eval-config), or type"
-            f" --set plugins.{_NAME}.in_training=true"
-        )

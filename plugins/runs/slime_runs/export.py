@@ -152,7 +152,7 @@ def to_perfetto(run: Run, folder: Path) -> str:
     if not (run.path / TIMELINE).is_file():
         raise RunError(f"{run.path}: no {TIMELINE}; a run with --no-trace keeps none")
     Trace(run.path / TIMELINE, folder / "trace.json").close()
-    return str(run.path / TIMELINE)
+    return f"{run.path / TIMELINE} as trace.json"
 
 
 def to_trackio(run: Run) -> str:

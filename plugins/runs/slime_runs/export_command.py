@@ -61,7 +61,7 @@ def run(namespace: argparse.Namespace) -> int:
         check_new(target, f"-o {target}:")
         with new_directory(target) as partial:
             said = to_folder[namespace.format](found, partial)
-        said = f"{said} -> {target / 'trace.json' if namespace.format == 'perfetto' else target}"
+        said = f"{said} -> {target}"
     else:
         said = (export.to_trackio if namespace.format == "trackio" else export.to_otel)(found)
     facts = {"format": namespace.format, "output": namespace.output, "wrote": said}

@@ -27,9 +27,9 @@ from slime_core import (
     options,
 )
 from slime_core.errors import ConfigError
-from slime_generators.best_of_n.candidates import Candidate, candidate_rewards, sample_candidates
+from slime_generators.best_of_n.candidates import Candidate, candidate_rewards, choose, in_training, sample_candidates
 
-__all__ = ["Candidate", "Options", "candidate_rewards", "generate", "sample_candidates"]
+__all__ = ["Candidate", "Options", "candidate_rewards", "choose", "generate", "in_training", "sample_candidates"]
 
 _NAME = "best_of_n"
 
@@ -54,7 +54,8 @@ class Options(PluginOptions):
 
 def _check(args: Args, *, training: bool) -> None:
     """Check the options before the run starts."""
-    _refuse_training(options(args, _NAME, Options), training=training)
+    if training and not options(args, _NAME, Options).in_training:
+        raise in_training(_NAME)
 
 
 @declares(GenerateTraits(check=_check))
@@ -69,7 +70,8 @@ async def generate(
         Exception: The generate function or the reward raised this exception for every candidate.
     """
     own = options(args, _NAME, Options)
-    _refuse_training(own, training=not context.evaluation)
+    if not (context.evaluation or own.in_training):
+        raise in_training(_NAME)
     origin = f"plugins.{_NAME}"
     found = await sample_candidates(
         args, sample, sampling_params, context, num=own.n, generator=own.generator, origin=f"{origin}.generator"
@@ -85,16 +87,7 @@ async def generate(
         place = max(range(len(found)), key=lambda i: rewards[i])
     chosen = found[place]
     scores = [None if r == float("-inf") else r for r in rewards]
-    for each in chosen.samples:
-        each.session_id = sample.session_id
-        each.metadata[_NAME] = {
-            "n": own.n,
-            "chosen": chosen.number,
-            "candidates": [c.number for c in found],
-            "rewards": scores,
-            "response_tokens": sum(s.response_length for c in found for s in c.samples),
-        }
-    return chosen.samples if len(chosen.samples) > 1 else chosen.samples[0]
+    return choose(_NAME, sample, found, chosen, n=own.n, rewards=scores)
 
 
 def _weighted(args: Args, own: Options, found: list[Candidate], rewards: list[float]) -> int:
@@ -114,12 +107,3 @@ def _weighted(args: Args, own: Options, found: list[Candidate], rewards: list[fl
             members[answer].append(i)
     among = members[max(sums, key=lambda a: sums[a])] if sums else range(len(found))
     return max(among, key=lambda i: rewards[i])
-
-
-def _refuse_training(own: Options, *, training: bool) -> None:
-    if training and not own.in_training:
-        raise ConfigError(
-            f"{_NAME} is for evaluation: trained on, its samples would be chosen ones, not the policy's. Give it to"
-            " evaluation data sets (custom_generate_function_path in --eval-config), or type"
-            f" --set plugins.{_NAME}.in_training=true"
-        )

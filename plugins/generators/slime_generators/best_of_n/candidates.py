@@ -83,6 +83,30 @@ async def sample_candidates(
     return None if interrupted and num > 1 else found
 
 
+def choose(
+    name: str, sample: Sample, candidates: Sequence[Candidate], chosen: Candidate, **facts: Any
+) -> Sample | list[Sample]:
+    """Return the chosen candidate's samples in place of `sample`, with the facts of the choice in `metadata[name]`."""
+    for each in chosen.samples:
+        each.session_id = sample.session_id
+        each.metadata[name] = {
+            **facts,
+            "chosen": chosen.number,
+            "candidates": [c.number for c in candidates],
+            "response_tokens": sum(s.response_length for c in candidates for s in c.samples),
+        }
+    return chosen.samples if len(chosen.samples) > 1 else chosen.samples[0]
+
+
+def in_training(name: str) -> ConfigError:
+    """Return the error of a generator that chooses among candidates and is used for samples that are trained on."""
+    return ConfigError(
+        f"{name} is for evaluation: trained on, its samples would be chosen ones, not the policy's. Give it to"
+        " evaluation data sets (custom_generate_function_path in --eval-config), or type"
+        f" --set plugins.{name}.in_training=true"
+    )
+
+
 async def candidate_rewards(
     args: Args, candidates: Sequence[Candidate], spec: str | None, context: GenerateContext, origin: str
 ) -> list[float]:

@@ -35,12 +35,12 @@ from slime_generators.multi_turn.episode import Episode
 from slime_generators.multi_turn.observations import (
     UNTEMPLATED,
     Observations,
-    awaits_answer,
     begin_answer,
     cut,
     encodable,
     finished_turns,
     keep_messages,
+    next_turn,
     turn_tokens,
 )
 
@@ -48,13 +48,13 @@ __all__ = [
     "UNTEMPLATED",
     "Observations",
     "Options",
-    "awaits_answer",
     "begin_answer",
     "cut",
     "encodable",
     "finished_turns",
     "generate",
     "keep_messages",
+    "next_turn",
     "turn_tokens",
 ]
 

@@ -9,9 +9,10 @@ zeroed.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
-from slime_core import Args, Sample, Source, encode_result, turn_delta
+from slime_core import Args, GenerateContext, Sample, SampleStatus, Source, encode_result, turn_delta
 from slime_core.errors import DataError
 
 UNTEMPLATED = "<|tool|>{result}<|end|><|assistant|>"
@@ -46,12 +47,32 @@ def begin_answer(sample: Sample, key: str) -> None:
     sample.metadata[key] = sample.response_length
 
 
-def awaits_answer(sample: Sample, key: str) -> bool:
-    """Return whether `begin_answer` noted the turn that the response ends with; if not, remove the note."""
-    awaits = bool(sample.response_length) and sample.metadata.get(key) == sample.response_length
-    if not awaits:
-        sample.metadata.pop(key, None)
-    return awaits
+async def next_turn(
+    args: Args, sample: Sample, sampling_params: Mapping[str, Any], context: GenerateContext, key: str
+) -> bool:
+    """Sample the next turn, unless `begin_answer` noted under `key` that the last one awaits its answer.
+
+    `max_new_tokens` counts the whole response. Return False, with status TRUNCATED, if it has that many tokens.
+
+    Raises:
+        EngineError: The engine refused the request or stopped answering.
+    """
+    length = sample.response_length
+    if length and sample.metadata.get(key) == length:
+        return True
+    sample.metadata.pop(key, None)
+    room = int(sampling_params["max_new_tokens"]) - length
+    if room <= 0:
+        sample.status = SampleStatus.TRUNCATED
+        return False
+    output = await context.engine.generate(
+        sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id
+    )
+    sample.append_response_tokens(
+        args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
+    )
+    sample.metadata["num_turns"] = finished_turns(sample) + 1
+    return True
 
 
 def keep_messages(sample: Sample, key: str) -> None:

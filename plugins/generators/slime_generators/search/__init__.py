@@ -21,7 +21,7 @@ from pydantic import Field
 
 from slime_core import Args, GenerateContext, PluginOptions, Sample, SampleStatus, options
 from slime_core.errors import ConfigError
-from slime_generators.multi_turn import Observations, awaits_answer, begin_answer
+from slime_generators.multi_turn import Observations, begin_answer, next_turn
 from slime_generators.search.corpus import check_corpus, search_corpus
 from slime_generators.search.documents import Document, search_server
 
@@ -79,20 +79,8 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
     template = own.observation
     observations = Observations(args, sample, context.tokenizer, template=template, role=own.observation_role)
     limit = int(sampling_params["max_new_tokens"])
-    stops = [*_listed(sampling_params.get("stop")), *_STOPS]
-    while True:
-        if not awaits_answer(sample, PENDING):
-            room = limit - sample.response_length
-            if room <= 0:
-                sample.status = SampleStatus.TRUNCATED
-                return sample
-            output = await context.engine.generate(
-                sample.tokens, {**sampling_params, "max_new_tokens": room, "stop": stops}, session_id=sample.session_id
-            )
-            sample.append_response_tokens(
-                args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
-            )
-            sample.metadata["num_turns"] = observations.finished_turns + 1
+    params = {**sampling_params, "stop": [*_listed(sampling_params.get("stop")), *_STOPS]}
+    while await next_turn(args, sample, params, context, PENDING):
         query = _QUERY.search(observations.turn_text)
         if sample.status != SampleStatus.COMPLETED or query is None:
             return sample
@@ -103,6 +91,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
         if not fits:
             sample.status = SampleStatus.TRUNCATED
             return sample
+    return sample
 
 
 Search = Callable[[str], Awaitable[list[Document] | str]]

@@ -18,7 +18,7 @@ from typing import Any
 
 from slime_core import Args, GenerateContext, Sample, SampleStatus
 from slime_core.tools import ParsedTurn
-from slime_generators.multi_turn import awaits_answer, begin_answer, finished_turns, turn_tokens
+from slime_generators.multi_turn import begin_answer, finished_turns, next_turn, turn_tokens
 from slime_generators.tool_use.conversation import Conversation
 from slime_generators.tool_use.running import ToolResult, answers, call_tool
 from slime_generators.tool_use.settings import Options, Settings
@@ -45,19 +45,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
     settings = Settings.of(args, sample, context.tokenizer)
     conversation = Conversation(args, sample, context.tokenizer, settings)
     limit = int(sampling_params["max_new_tokens"])
-    while True:
-        if not awaits_answer(sample, PENDING):
-            room = limit - sample.response_length
-            if room <= 0:
-                sample.status = SampleStatus.TRUNCATED
-                return sample
-            output = await context.engine.generate(
-                sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id
-            )
-            sample.append_response_tokens(
-                args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
-            )
-            sample.metadata["num_turns"] = finished_turns(sample) + 1
+    while await next_turn(args, sample, sampling_params, context, PENDING):
         turn = _parsed(sample, settings, context.tokenizer)
         if sample.status != SampleStatus.COMPLETED or not turn.attempts:
             return sample
@@ -65,6 +53,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
             sample.metadata.pop(PENDING, None)
             sample.status = SampleStatus.TRUNCATED
             return sample
+    return sample
 
 
 def _parsed(sample: Sample, settings: Settings, tokenizer: Any) -> ParsedTurn:
