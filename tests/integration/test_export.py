@@ -53,6 +53,11 @@ def test_a_new_directory_may_be_an_empty_one(place: str, tmp_path: Path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} <= {"empty", "link", "new"}
     with pytest.raises(ConfigError, match="is there already"):
         write()
+    with (
+        pytest.raises(ConfigError, match="file/x: cannot be written: Not a directory"),
+        new_directory(target / "file/x"),
+    ):
+        pass
 
 
 def test_rows_for_datasets(run: Run, slime: Any, tmp_path: Path) -> None:

@@ -275,6 +275,8 @@ def test_a_report_replaces_a_report_and_nothing_else(
         assert main(["report", str(folder / "a"), "--output", str(tmp_path / "mine.html")]) == 2
         assert "mine.html is there already and is no report of slime's" in capsys.readouterr().err
         assert (tmp_path / "mine.html").read_text() == text
+    assert main(["report", str(folder / "a"), "--output", str(tmp_path / "mine.html" / "x.html")]) == 2
+    assert "mine.html/x.html: cannot be written: Not a directory" in capsys.readouterr().err
     for _ in range(2):
         assert main(["report", str(folder / "a"), "--output", str(tmp_path / "report.html")]) == 0
 

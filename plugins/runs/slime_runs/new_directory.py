@@ -26,11 +26,14 @@ def new_directory(target: Path) -> Iterator[Path]:
     may be a mounted volume, a link or the current directory.
 
     Raises:
-        ConfigError: Another process is writing the same directory.
+        ConfigError: The directory cannot be made, or another process is writing it.
     """
     partial = _partial(target)
-    partial.mkdir(parents=True, exist_ok=True)
-    held = os.open(partial, os.O_RDONLY)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        held = os.open(partial, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror}") from error
     try:
         if not _lock(held) or not (partial.exists() and os.path.samestat(os.fstat(held), partial.stat())):
             raise ConfigError(f"{target}: another process is writing it; name another directory")

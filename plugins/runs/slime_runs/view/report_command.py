@@ -30,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(namespace: argparse.Namespace) -> int:
     """Write the file. Raises RunError, ConfigError."""
     from slime_core.errors import ConfigError
+    from slime_core.files import replace_file
     from slime_runs.view.report import is_report, report
     from slime_runs.view.server import warn_if_unbuilt
     from slime_runs.view.watched import WatchedRun
@@ -38,11 +39,13 @@ def run(namespace: argparse.Namespace) -> int:
     if output.exists() and not (output.is_file() and is_report(output)):
         raise ConfigError(f"{output} is there already and is no report of slime's; name another file with --output")
     warn_if_unbuilt()
-    text = report(WatchedRun(namespace.run), namespace.rollouts, namespace.samples)
-    output.write_text(text, encoding="utf-8")
-    size = len(text.encode())
-    said = f"wrote {output} ({size / 1e6:.1f} MB)"
-    print(json_text({"output": str(output), "bytes": size}) if namespace.json else plain(said))
+    content = report(WatchedRun(namespace.run), namespace.rollouts, namespace.samples).encode()
+    try:
+        replace_file(output, content)
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
+    said = f"wrote {output} ({len(content) / 1e6:.1f} MB)"
+    print(json_text({"output": str(output), "bytes": len(content)}) if namespace.json else plain(said))
     return 0
 
 
