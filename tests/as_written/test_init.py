@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_it_leaves_alone_what_is_there(empty: Path, capsys: pytest.CaptureFixtur
     assert os.listdir() == ["agent.py"]
     assert main(["init", "agent", "agent.py", "--force"]) == 2
     assert "agent.py is a file of the template" in capsys.readouterr().err
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # stands for a full disk
+    try:
+        assert main(["init", "agent", "--force"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert Path("agent.py").read_text() == "mine\n"
     assert main(["init", "agent", "--force"]) == 0
     assert "mine" not in Path("agent.py").read_text()
 

@@ -48,6 +48,8 @@ def test_a_new_directory_may_be_an_empty_one(place: str, tmp_path: Path, monkeyp
 
     with pytest.raises(KeyError):
         write(KeyError())
+    with pytest.raises(ConfigError, match=r"could not be written: .*No space left"):
+        write(OSError(28, "No space left on device"))
     write()
     assert os.listdir(place) == ["file"]
     assert {path.name for path in tmp_path.iterdir()} <= {"empty", "link", "new"}

@@ -28,6 +28,7 @@ from slime_core.checkpoint.run_dir import run_dir_of
 from slime_core.config import Settings
 from slime_core.config.spec import flag_specs
 from slime_core.errors import ConfigError
+from slime_core.files import replace_file
 from slime_core.plugins.kinds import KINDS
 from slime_python import here
 from slime_python.changes import CHANGES, SCHEDULE, check_change
@@ -167,7 +168,7 @@ class Trainer:
                 " module or a file, and name that"
             )
         given = self._given | self.settings.names  # names on the hub with the commits that were used
-        Path(path).write_text(yaml.safe_dump(given, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        replace_file(Path(path), yaml.safe_dump(given, sort_keys=False, allow_unicode=True).encode())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in flag_specs():

@@ -26,7 +26,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     may be a mounted volume, a link or the current directory.
 
     Raises:
-        ConfigError: The directory cannot be made, or another process is writing it.
+        ConfigError: The directory cannot be written, or another process is writing it.
     """
     partial = _partial(target)
     try:
@@ -61,6 +61,8 @@ def _moved(partial: Path, target: Path) -> Iterator[Path]:
                 path.rename(target / path.name)
         else:
             partial.rename(target)
+    except OSError as error:
+        raise ConfigError(f"{target}: could not be written: {error}") from error
     finally:
         if partial.exists():
             shutil.rmtree(partial)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.files import replace_file
 from slime_core.protocols import Command
 
 _NAME = "run.yaml"
@@ -54,7 +55,7 @@ def run(namespace: argparse.Namespace) -> int:
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            replace_file(path, text.encode())
     except OSError as error:
         raise ConfigError(f"slime init: cannot write {error.filename or target}: {error.strerror}") from error
     print(f"wrote {', '.join(map(str, texts))}; next: {_command(namespace.template)} --config {target}")
