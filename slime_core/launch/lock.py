@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +31,9 @@ _POLL = 0.1
 _MOVING, _MOVED, _DROPPED = ".replacing", ".replaced", ".dropped"
 _MADE = (
     "checkpoints/latest", "checkpoints/ledger/*", "tensorboard/events.out.*", "weights/weight_v*", "weights/.*",
-    "local_weights/*", "rollouts/rollout_*.jsonl", "eval/state.json", "eval/*.jsonl", "failures/*.json",
-    "samples/*_[0-9]*.jsonl.zst", "actors/*.log", "engines/*", "stalls/*.txt", "profile/trace.json", "*/.*.partial",
+    "weights/slime_weights.json", "local_weights/*", "rollouts/rollout_*.jsonl", "eval/state.json", "eval/*.jsonl",
+    "failures/*.json", "samples/*_[0-9]*.jsonl.zst", "actors/*.log", "engines/*", "stalls/*.txt",
+    "profile/trace.json", "*/.*.partial",
 )  # fmt: skip
 """Files that slime writes into the folders of a run, besides commits."""
 _RECORDS = (FILE, "eval.json", "eval/*.jsonl", "rollouts/*.jsonl")
@@ -75,6 +77,8 @@ def open_run_dir(args: Args, *, resume: bool) -> None:
     try:
         if resume:  # a summary is of a finished run
             (run_dir / SUMMARY).unlink(missing_ok=True)
+            for left in [*run_dir.glob(".*.partial"), *run_dir.glob("*/.*.partial")]:  # of a process that was killed
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
         else:
             _move_aside(used)
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,8 @@ OLD = {
     "metrics.jsonl": '{"step": 1}\n',
     "summary.json": "{}",
     "samples/rollout_0000000.jsonl.zst": "old samples",
+    "samples/.rollout_0000001.jsonl.zst.7.partial": "old samples",
+    "weights/slime_weights.json": '{"run": "old"}',
     "checkpoints/ledger/0000001-abc.jsonl": "old ledger",
 }
 USERS = {
@@ -151,6 +153,15 @@ def test_a_kill_at_any_moment_after_the_first_record_keeps_the_new_run_and_the_u
         if ended:
             return
     raise AssertionError("it never came to its end")
+
+
+def test_a_resumed_run_deletes_what_a_kill_left_of_its_files(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    left = {".metrics.jsonl.7.partial": "", "weights/.weight-check-7.partial/config.json": ""}
+    write(run, left)
+    before = files(run)
+    open_run_dir(settings(run, overwrite=False, load=str(run)), resume=True)
+    assert before.keys() - files(run).keys() == {*left, "samples/.rollout_0000001.jsonl.zst.7.partial", "summary.json"}
 
 
 def test_the_next_command_finishes_what_a_kill_left(tmp_path: Path) -> None:

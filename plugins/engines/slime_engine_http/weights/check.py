@@ -80,7 +80,8 @@ async def written(args: Args, weights: Iterable[Named]) -> AsyncIterator[Path]:
         try:
             if root is not None:
                 Path(root).mkdir(parents=True, exist_ok=True)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weight-check-", dir=root)))
+            own = tempfile.TemporaryDirectory(prefix=".weight-check-", suffix=".partial", dir=root)
+            folder = Path(stack.enter_context(own))
             await asyncio.to_thread(write, folder)
         except (OSError, SafetensorError) as error:  # SafetensorError also if the disk is full
             where = "give --update-weight-disk-dir a directory with room for a checkpoint"
