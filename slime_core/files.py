@@ -62,9 +62,8 @@ def replace_file(path: Path, content: bytes | Iterable[bytes], *, durable: bool 
     try:
         with partial.open("wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        if durable:
+            flush(partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

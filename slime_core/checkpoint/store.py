@@ -98,11 +98,10 @@ class CheckpointStore:
             self._point_to(target.name)
             for path in before:
                 _remove_commit(path)
-        except CheckpointError:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        except (OSError, SafetensorError) as error:
+        except (CheckpointError, OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
+            if isinstance(error, CheckpointError):
+                raise
             full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             way_out = "earlier checkpoints are intact" + (": make space there" if full else "")
             raise CheckpointError(f"cannot save to {target}: {error}; {way_out}") from error

@@ -120,10 +120,9 @@ def collect(
         variable = f"SLIME_{name.upper()}"
         if (value := _plain(arguments.get(name))) is not None:
             return Entry(value, Origin("argument", f"argument {name}"))
-        if name in parsed.values:
-            return parsed.values[name]
-        given = env.get(variable, "").strip()
-        return _read_text(name, Entry(env[variable], Origin("env", variable))) if given else None
+        if name in parsed.values or not env.get(variable, "").strip():
+            return parsed.values.get(name)
+        return _read_text(name, Entry(env[variable], Origin("env", variable)))
 
     if config := named("config"):
         for path in config.value if isinstance(config.value, list) else [config.value]:
@@ -233,8 +232,8 @@ def _read_text(name: str, entry: Entry) -> Entry:
         return Entry([entry.value], entry.origin)
     try:
         return Entry(spec.read(entry.value), entry.origin)
-    except ValueError as error:
-        raise ConfigError(f"{spec.flag} {entry.value!r} ({entry.origin}): not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{spec.flag} {entry.value!r:.200} ({entry.origin}): not valid JSON: {error}") from None
 
 
 def _apply_set(layered: Layered, text: str) -> None:

@@ -98,7 +98,7 @@ class FlagSpec:
         if not self.is_list:
             return text
         if text.lstrip().startswith("["):
-            return _read_json(text)
+            return json.loads(text)
         return [part for part in text.split(os.pathsep) if part] if self.spelling.paths else text.split()
 
 
@@ -110,18 +110,10 @@ def _show_scalar(value: object) -> str:
 
 def _read_mapping(text: str) -> dict[str, object]:
     """Parse a JSON object. Raises ValueError."""
-    value = _read_json(text)
+    value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")
     return value
-
-
-def _read_json(text: str) -> object:
-    """Parse JSON. Raises ValueError, also for nesting that is too deep."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
 
 
 def _strip_optional(annotation: object) -> object:

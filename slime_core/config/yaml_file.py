@@ -145,7 +145,7 @@ def read_document(path: str | Path, cited: str = "") -> Document:
         raise _invalid(name, text, error) from error
 
 
-def _invalid(name: str, text: str, error: yaml.YAMLError | RecursionError) -> ConfigError:
+def _invalid(name: str, text: str, error: Exception) -> ConfigError:
     """Return the parser's error as a ConfigError with file and line."""
     line, problem = 1, str(error)
     if isinstance(error, yaml.MarkedYAMLError):

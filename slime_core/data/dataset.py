@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
-_LONG_INTEGER = re.compile(rb"[:\[,\s-]\d{19}|^\d{19}")
+_LONG_INTEGER = re.compile(rb"((?:[:\[,\s-]|^)\d{18})\d+")
 _READ_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 16
 
@@ -114,7 +114,7 @@ def has_row(rows: Rows, index: int) -> bool:
     return index < len(rows) if reaches is None else reaches(index)
 
 
-def exact_json(text: str | bytes) -> Any:
+def exact_json(text: bytes) -> Any:
     """Parse JSON, integers of more than 64 bits included.
 
     Raises:
@@ -122,9 +122,9 @@ def exact_json(text: str | bytes) -> Any:
     """
     import orjson
 
-    long = _LONG_INTEGER.search(text if isinstance(text, bytes) else text.encode())
-    value = orjson.loads(text)  # also refuses what `json` reads: NaN, half of a surrogate pair, nesting without end
-    return json.loads(text) if long else value  # orjson makes floats of such integers
+    rest, longs = _LONG_INTEGER.subn(rb"\1", text)
+    value = orjson.loads(rest)  # refuses what `json` reads: NaN, half of a surrogate pair, nesting without end
+    return json.loads(text) if longs else value  # orjson makes floats of such integers
 
 
 def column(row: Mapping[str, Any], name: str, flag: str = "") -> Any:

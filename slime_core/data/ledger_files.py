@@ -86,11 +86,8 @@ def write_segment(
     digest = _digest(content)
     ref = SegmentRef(f"{number:07d}-{digest[:8]}.jsonl", digest, len(content))
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / ref.name
-    if not (path.is_file() and path.stat().st_size == ref.size):
-        replace_file(path, content, durable=True)
-    for entry in (path, directory, directory.parent):
-        flush(entry)
+    replace_file(directory / ref.name, content, durable=True)
+    flush(directory.parent)
     return ref
 
 

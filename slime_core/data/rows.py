@@ -339,7 +339,7 @@ def _json_list(value: object, key: str | None) -> list[Any] | None:
 
 def _parse_json(text: str, key: str | None) -> object:
     try:
-        return exact_json(text)
+        return exact_json(text.encode())
     except json.JSONDecodeError as error:
         raise DataError(f"column {key!r}: not JSON: {error.msg} at column {error.colno}") from error
     except ValueError as error:

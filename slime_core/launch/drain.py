@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from slime_core.errors import TrainError
@@ -75,9 +75,7 @@ class Drain:
             self._before = {number: signal.signal(number, handler) for number, handler in _of_command.items()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         global _current
         _current = self._outer
         for number, handler in self._before.items():
@@ -208,9 +206,7 @@ class Termination:
             handle_signals(handlers)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             handle_signals({})

@@ -77,8 +77,9 @@ def open_run_dir(args: Args, *, resume: bool) -> None:
     try:
         if resume:  # a summary is of a finished run
             (run_dir / SUMMARY).unlink(missing_ok=True)
-            for left in [*run_dir.glob(".*.partial"), *run_dir.glob("*/.*.partial")]:  # of a process that was killed
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for name in RUN_FILES:
+                for left in [*run_dir.glob(f".{name}.*.partial"), *run_dir.glob(f"{name}/.*.partial")]:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()  # a process was killed while it wrote it
         else:
             _move_aside(used)
         run_dir.mkdir(parents=True, exist_ok=True)
