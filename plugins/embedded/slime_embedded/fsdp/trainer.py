@@ -7,6 +7,7 @@ in one process. Gradients are summed, not averaged, because the loss is normalis
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
@@ -71,6 +72,7 @@ class FsdpTrainer(EmbeddedTrainer):
                 " --train-backend fsdp does not train on; use --train-backend embedded"
             )
         self._owns_group, self._seed = False, args.seed
+        self._meshes: list[DeviceMesh] = []
         super().__init__(args, role=role)
 
     # -- loading -------------------------------------------------------------------------------------
@@ -111,6 +113,7 @@ class FsdpTrainer(EmbeddedTrainer):
             join_peers(self.device, self.settings.timeout_minutes, self.settings.distributed_backend)
             self._owns_group = True
         mesh = init_device_mesh(self.device.type, (self.world_size,))
+        self._meshes.append(mesh)
         for module in list(model.modules()):
             if isinstance(module, nn.ModuleList) and len(module) == self.config.num_layers:
                 for layer in module:
@@ -243,11 +246,20 @@ class FsdpTrainer(EmbeddedTrainer):
         return {"model": found, **({"optimizer": self.optimizer.sharded_moments()} if with_moments else {})}
 
     def close(self) -> None:
-        """Leave the process group; safe to call twice."""
+        """Leave the process group, and drop the models, which hold it; safe to call twice.
+
+        The group's threads end with its last reference. Gloo's may abort a process whose interpreter ends before them
+        (pytorch#179291).
+        """
         super().close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_group = False
+        for mesh in self._meshes:
+            getattr(mesh, "_pg_registry", {}).clear()  # caches of DTensor keep meshes
+        for name in ("model", "optimizer", "_policies", "_frozen"):
+            vars(self).pop(name, None)
+        gc.collect()
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

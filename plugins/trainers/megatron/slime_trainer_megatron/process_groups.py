@@ -216,6 +216,9 @@ class _Joined:
 
         _Joined.current = None
         parallel_state.destroy_model_parallel()
+        for name, value in vars(parallel_state).items():
+            if isinstance(value, dist.ProcessGroup):  # it forgets some
+                setattr(parallel_state, name, None)
         if self.joined_world and dist.is_initialized():
             dist.destroy_process_group()
 

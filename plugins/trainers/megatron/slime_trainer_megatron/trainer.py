@@ -8,6 +8,7 @@ a data-parallel rank get the same batch and return the same results.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -403,8 +404,14 @@ class MegatronTrainer:
             self.optimizer.onload()
 
     def close(self) -> None:
-        """Leave the process groups; safe to call twice. The trainer takes no steps afterwards."""
+        """Leave the process groups, and drop the models, which hold them; safe to call twice.
+
+        A group's threads end with its last reference. Gloo's may abort a process whose interpreter ends before them
+        (pytorch#179291).
+        """
         self.groups.close()
+        self.__dict__ = {"groups": self.groups}
+        gc.collect()
 
 
 def _laid_out(args: Args, settings: MegatronSettings) -> MegatronSettings:
