@@ -256,7 +256,7 @@ class FsdpTrainer(EmbeddedTrainer):
             dist.destroy_process_group()
         self._owns_group = False
         for mesh in self._meshes:
-            getattr(mesh, "_pg_registry", {}).clear()  # caches of DTensor keep meshes
+            vars(mesh).get("_pg_registry", {}).clear()  # caches of DTensor keep meshes
         for name in ("model", "optimizer", "_policies", "_frozen"):
             vars(self).pop(name, None)
         gc.collect()
