@@ -168,7 +168,7 @@ class Trainer:
                 " module or a file, and name that"
             )
         given = self._given | self.settings.names  # names on the hub with the commits that were used
-        replace_file(Path(path), yaml.safe_dump(given, sort_keys=False, allow_unicode=True).encode())
+        replace_file(Path(path).resolve(), yaml.safe_dump(given, sort_keys=False, allow_unicode=True).encode())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in flag_specs():

@@ -41,7 +41,7 @@ def run(namespace: argparse.Namespace) -> int:
     warn_if_unbuilt()
     content = report(WatchedRun(namespace.run), namespace.rollouts, namespace.samples).encode()
     try:
-        replace_file(output, content)
+        replace_file(output.resolve(), content)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
     said = f"wrote {output} ({len(content) / 1e6:.1f} MB)"
