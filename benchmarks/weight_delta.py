@@ -74,7 +74,7 @@ def training(folder: Path, lr: float, steps: int) -> Iterator[list[str]]:
             start.mkdir()
             save_file(learner.weights(dtype), start / "model.safetensors")
             (start / "config.json").write_text("{}")
-            writer = DeltaWriter(folder / f"{name}-{encoding}", start, run=str(folder), encoding=encoding)
+            writer = DeltaWriter(folder / f"{name}-{encoding}", start, run_dir=str(folder), encoding=encoding)
             writer.write(learner.weights(dtype).items(), 1)
             sides[name, encoding], seen[name, encoding] = writer, []
     for version in range(2, 7):
@@ -103,7 +103,7 @@ def timing(folder: Path, mib: int, share: float, encoding: str, rounds: int) -> 
     start = folder / "start"
     start.mkdir()
     save_file(weights, start / "model.safetensors")
-    writer = DeltaWriter(folder / "source", start, run=str(folder), encoding=encoding)
+    writer = DeltaWriter(folder / "source", start, run_dir=str(folder), encoding=encoding)
     writer.write(weights.items(), 1)
     apply(folder / "source", folder / "local", 1)
     target = {name: torch.empty_like(tensor) for name, tensor in weights.items()}

@@ -78,8 +78,8 @@ def model_directory(model: Any, tokenizer: Any, folder: Path, *, resume: bool) -
     """Return the path of the model: of a path itself, else of a directory that model and tokenizer are saved into.
 
     Raises:
-        ConfigError: The object has no `save_pretrained`, a model came without its tokenizer, or `folder` exists and the
-            run is not resumed; a resumed run has its model there.
+        ConfigError: The object has no `save_pretrained`, a model came without its tokenizer, the directory cannot be
+            written, or `folder` exists and the run is not resumed; a resumed run has its model there.
     """
     if isinstance(model, (str, Path)):
         if tokenizer is not None:

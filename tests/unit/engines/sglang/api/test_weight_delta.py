@@ -76,7 +76,7 @@ async def http_engine(made: Sequence[Server], addresses: Sequence[str], **settin
 def writer(tmp_path: Path) -> DeltaWriter:
     (tmp_path / "model").mkdir()
     save_file({"a": torch.zeros(400)}, tmp_path / "model" / "model.safetensors")
-    made = DeltaWriter(tmp_path / "source", tmp_path / "model", run="test")
+    made = DeltaWriter(tmp_path / "source", tmp_path / "model", run_dir="test")
     made.write([("a", torch.zeros(400))], 1)
     made.write([("a", torch.arange(400.0))], 2)
     return made
