@@ -203,7 +203,7 @@ def test_wrong_instructions_are_the_data_sets_fault(ids: list[str], kwargs: list
         reward(None, sample("a", ids, kwargs))
 
 
-@pytest.mark.parametrize("text", ["(", "a ", "*", "\n", ".", '"', "1.\n", "<"])
+@pytest.mark.parametrize("text", ["(", "a ", "*", "\n", ".", '"', pytest.param("1.\n", marks=pytest.mark.slow), "<"])
 def test_long_text_takes_no_time(text: str) -> None:
     text = f"**{text * 15_001}x"
     for ident, kwargs, _, _ in CASES:
