@@ -174,7 +174,7 @@ def test_a_setting_of_another_hand_is_its_text(run: Path, value: str) -> None:
     assert found["num_rollout"] == (7, "flag")
 
 
-@pytest.mark.parametrize("bomb", ["rows", "frames", "deep"])
+@pytest.mark.parametrize("bomb", ["rows", pytest.param("frames", marks=pytest.mark.slow), "deep"])
 def test_a_bomb_among_samples_that_are_exported_is_an_error(tmp_path: Path, bomb: str) -> None:
     path = tmp_path / file_name(0)
     path.write_bytes(BOMBS[bomb]())

@@ -484,6 +484,7 @@ time.sleep(1000)
     assert "more than 256 MB of memory in use" in bombed(limits, attempt, mode)
 
 
+@pytest.mark.slow
 def test_a_disk_bomb(mode: str) -> None:
     fill = "dd if=/dev/zero of=one bs=1M count=100; for i in $(seq 1000); do head -c 3M /dev/zero > f$i || exit; done"
     many = "i=0; while : > n$i; do i=$((i+1)); done"
