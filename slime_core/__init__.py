@@ -11,6 +11,7 @@ from slime_core.lazy import Exports
 
 if TYPE_CHECKING:
     from slime_core.data.buffer import BufferBase as BufferBase
+    from slime_core.data.dumps import write_lines as write_lines
     from slime_core.data.prompts import DatasetSource as DatasetSource
     from slime_core.data.tokenizer import encode_prompt as encode_prompt
     from slime_core.data.tokenizer import encode_result as encode_result
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from slime_core.data.tools import run_tools as run_tools
     from slime_core.errors import SlimeError as SlimeError
     from slime_core.estimator import EstimatorBase as EstimatorBase
-    from slime_core.files import replace_file as replace_file
     from slime_core.learning.corrector import CorrectionInputs as CorrectionInputs
     from slime_core.learning.corrector import CorrectionOutputs as CorrectionOutputs
     from slime_core.plugins.adapters import GenerateCaller as GenerateCaller

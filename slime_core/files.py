@@ -27,7 +27,7 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+    return open(descriptor, "rb")
 
 
 def read_regular(path: Path, most: int = 1 << 30) -> bytes:

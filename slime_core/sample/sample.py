@@ -179,7 +179,7 @@ class Sample(Attributes):
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
 
     def oldest_version(self, unknown: int) -> int:
-        """Return the oldest numbered weight version of the engine calls; `unknown` if there is none."""
+        """Return the oldest weight version of the engine calls that is a number, or `unknown`."""
         return min((int(v) for v in map(str, self.weight_versions) if v.isdecimal()), default=unknown)
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import replace_file
+from slime_core.files import replace_file
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -95,8 +95,7 @@ async def _converse(
     observations: Observations, pool: InterpreterPool, key: object,
 ) -> Sample:  # fmt: skip
     limit = int(sampling_params["max_new_tokens"])
-    params = {**sampling_params, "stop": [*_listed(sampling_params.get("stop")), _STOPS[own.code]]}
-    while await next_turn(args, sample, params, context, PENDING):
+    while await next_turn(args, sample, sampling_params, context, PENDING, stop=(_STOPS[own.code],)):
         code = find_code(observations.turn_text, own.code)
         if sample.status != SampleStatus.COMPLETED or code is None:
             return sample
@@ -153,10 +152,6 @@ def _count(sample: Sample, call: Call) -> None:
     stats = sample.metadata.setdefault(STATS, {}).setdefault("python", dict.fromkeys(counts, 0))
     for name, value in counts.items():
         stats[name] += value
-
-
-def _listed(stop: Any) -> list[str]:
-    return [stop] if isinstance(stop, str) else list(stop or ())
 
 
 def _options(args: Args, sample: Sample) -> Options:

@@ -89,7 +89,7 @@ class Board:
         for ask in self.path.parent.glob(f"{glob.escape(self.path.stem)}.*.ask"):
             ask.unlink(missing_ok=True)
             self._publish()
-            replace_file(ask.with_suffix(".stacks"), stacks(loops_of(current())).encode())  # type: ignore[arg-type]
+            replace_file(ask.with_suffix(".stacks"), stacks(loops_of(current())).encode())
 
     def _sign(self) -> Any:
         return frozenset(wait.what for wait in current()), tuple(last_progress().items())

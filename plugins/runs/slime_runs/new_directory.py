@@ -43,11 +43,14 @@ def new_directory(target: Path) -> Iterator[Path]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until its descriptor is closed or the process ends; return False if another process has locked it."""
+    """Lock a file until its descriptor is closed or the process ends; return False if another process has locked it.
+
+    Some cluster file systems have no locks: there, other processes are not known.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True
 
 

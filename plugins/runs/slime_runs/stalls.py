@@ -7,6 +7,7 @@ writes no report, and its messages name none.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -70,9 +71,9 @@ def describe(wait: Wait) -> str:
     return f"{wait.age:8.1f} s  {wait.what} ({limit}{mark}; then: {wait.then})"
 
 
-def loops_of(waits: list[Wait]) -> list[object]:
+def loops_of(waits: list[Wait]) -> list[asyncio.AbstractEventLoop]:
     """Return the event loops of the waits."""
-    return [wait.loop for wait in waits if wait.loop is not None]
+    return [wait.loop for wait in waits if isinstance(wait.loop, asyncio.AbstractEventLoop)]
 
 
 def _text(what: str, detail: str, run_dir: Path) -> str:
@@ -90,7 +91,7 @@ def _text(what: str, detail: str, run_dir: Path) -> str:
         *_others(run_dir),
         "",
         "stacks of this process:",
-        stacks(loops_of(waits)),  # type: ignore[arg-type]
+        stacks(loops_of(waits)),
     ]
     return "\n".join(lines) + "\n"
 

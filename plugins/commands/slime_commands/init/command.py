@@ -57,7 +57,7 @@ def run(namespace: argparse.Namespace) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path.resolve(), text.encode())
     except OSError as error:
-        raise ConfigError(f"slime init: cannot write {error.filename or target}: {error.strerror}") from error
+        raise ConfigError(f"slime init: cannot write {path}: {error.strerror}") from error
     print(f"wrote {', '.join(map(str, texts))}; next: {_command(namespace.template)} --config {target}")
     return 0
 

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 from slime_commands.init.tiny_model import write_random_model
 from slime_core.config import load_settings
 from slime_core.data.dataset import split_path
+from slime_core.data.dumps import write_lines
 from slime_core.errors import ConfigError
-from slime_core.files import replace_file
 from slime_core.launch import run
 from slime_core.models.hf_io import copy_assets, read_weights, write_weights
 from slime_core.protocols import Args
@@ -56,9 +56,8 @@ def write_missing(spec: str, rows: Rows) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows to a file that appears whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(row).encode() + b"\n" for row in rows))
+    """Write rows to a file that appears whole. Raises RecordError."""
+    write_lines(path, (json.dumps(row).encode() for row in rows))
 
 
 def make_missing(args: Args, recipe: Recipe, train: Rows, held_out: Rows, phases: Iterable[Rows]) -> None:

@@ -37,7 +37,7 @@ from slime_core import (
     execution_rewards,
     last_boxed,
     options,
-    replace_file,
+    write_lines,
 )
 from slime_core.errors import ConfigError
 from slime_environments.reasoning_gym.tasks import TaskRows, dataset_of, score
@@ -160,8 +160,7 @@ def prepare(args: Args) -> None:
         input_key = args.eval_input_key or args.input_key
         label_key = args.eval_label_key or args.label_key
         rows = TaskRows(*_of_items(args, own, own.eval_seed, own.eval_size, input_key, label_key))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, (json.dumps(rows[i]).encode() + b"\n" for i in range(len(rows))))
+        write_lines(path, (json.dumps(rows[i]).encode() for i in range(len(rows))))
 
 
 class ReasoningGym:

@@ -9,7 +9,7 @@ zeroed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core import Args, GenerateContext, Sample, SampleStatus, Source, encode_result, turn_delta
@@ -48,11 +48,18 @@ def begin_answer(sample: Sample, key: str) -> None:
 
 
 async def next_turn(
-    args: Args, sample: Sample, sampling_params: Mapping[str, Any], context: GenerateContext, key: str
+    args: Args,
+    sample: Sample,
+    sampling_params: Mapping[str, Any],
+    context: GenerateContext,
+    key: str,
+    *,
+    stop: Sequence[str] = (),
 ) -> bool:
     """Sample the next turn, unless `begin_answer` noted under `key` that the last one awaits its answer.
 
     `max_new_tokens` counts the whole response. Return False, with status TRUNCATED, if it has that many tokens.
+    Each of `stop` ends the turn, too.
 
     Raises:
         EngineError: The engine refused the request or stopped answering.
@@ -65,9 +72,11 @@ async def next_turn(
     if room <= 0:
         sample.status = SampleStatus.TRUNCATED
         return False
-    output = await context.engine.generate(
-        sample.tokens, {**sampling_params, "max_new_tokens": room}, session_id=sample.session_id
-    )
+    params = {**sampling_params, "max_new_tokens": room}
+    if stop:
+        given = params.get("stop") or ()
+        params["stop"] = [*([given] if isinstance(given, str) else given), *stop]
+    output = await context.engine.generate(sample.tokens, params, session_id=sample.session_id)
     sample.append_response_tokens(
         args, output.token_ids, output.log_probs, meta_info=output.meta_info, text=output.text
     )

@@ -79,8 +79,7 @@ async def generate(args: Args, sample: Sample, sampling_params: dict[str, Any], 
     template = own.observation
     observations = Observations(args, sample, context.tokenizer, template=template, role=own.observation_role)
     limit = int(sampling_params["max_new_tokens"])
-    params = {**sampling_params, "stop": [*_listed(sampling_params.get("stop")), *_STOPS]}
-    while await next_turn(args, sample, params, context, PENDING):
+    while await next_turn(args, sample, sampling_params, context, PENDING, stop=_STOPS):
         query = _QUERY.search(observations.turn_text)
         if sample.status != SampleStatus.COMPLETED or query is None:
             return sample
@@ -136,7 +135,3 @@ async def _found(sample: Sample, query: str, search: Search, own: Options, obser
         for number, document in enumerate(answer, 1)
     ]
     return "".join(lines) or "nothing found"
-
-
-def _listed(stop: Any) -> list[str]:
-    return [stop] if isinstance(stop, str) else list(stop or ())

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from slime_core import Args, DatasetSource, GenerateContext, PluginOptions, Sample, options, replace_file
+from slime_core import Args, DatasetSource, GenerateContext, PluginOptions, Sample, options, write_lines
 from slime_core.errors import ConfigError
 from slime_core.waits import within
 from slime_generators.verifiers.environments import TaskRows, environment_of, served, task_of
@@ -73,8 +73,7 @@ def prepare(args: Args) -> None:
         if path.exists():
             continue
         rows = TaskRows(json.loads(_spec(own)), own.eval_select, _columns(args, args.eval_input_key or args.input_key))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, (json.dumps(rows[i]).encode() + b"\n" for i in range(len(rows))))
+        write_lines(path, (json.dumps(rows[i]).encode() for i in range(len(rows))))
 
 
 async def generate(
