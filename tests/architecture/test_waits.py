@@ -53,7 +53,6 @@ ALLOWED = {
     "slime_serving/http/application.py:stop": "uvicorn's timeout_graceful_shutdown",
     "slime_serving/http/streams.py:merge": _CLIENT,
     "slime_serving/http/streams.py:unless_disconnected": _CLIENT,
-    "slime_serving/front/app.py:__call__": _CLIENT,
     "launch/ranks.py:_wait": "of ranks, each of which has deadlines of its own; named by its caller",
     "waits/bounded.py:by_deadline": "a timer of its own ends it",
     "waits/table.py:placed": "reads a variable",

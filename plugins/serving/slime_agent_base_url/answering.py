@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from slime_serving.front.answer import Answer, LiveText, Piece, TurnReader, calls_of, finish_of
@@ -39,6 +41,10 @@ from slime_core.waits import loop_turn, waiting
 logger = logging.getLogger(__name__)
 
 _CONSTRAINTS = ("json_schema", "regex")
+_AT_ONCE = 1 << 13
+"""Limit of characters: a longer conversation is rendered on a thread, which costs more than a short rendering."""
+_OF_MESSAGE = 64
+"""Characters that a message counts as beside its text."""
 
 
 @dataclass(eq=False)
@@ -79,6 +85,8 @@ class AgentDesk:
         """Create the desk. `context` is the maximum number of tokens of a conversation that is rendered."""
         self.engine, self.writer, self.reader = engine, writer, reader
         self.sessions, self.model_name, self.context = sessions, model_name, context
+        self._name, self._numbers = f"agent-{secrets.token_hex(12)}", itertools.count()
+        """Beginning of the ids of this desk's requests in the engine, and their numbers."""
         self._threads: DeadlineThreads | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -127,14 +135,15 @@ class AgentDesk:
             room = min(room, wanted.max_tokens)
         params["max_new_tokens"] = max(room, 0)
         caller.admit()
-        return [Turned(caller, wanted, place, prompt, ids, f"agent-{secrets.token_hex(12)}", params, room)]
+        return [Turned(caller, wanted, place, prompt, ids, f"{self._name}-{next(self._numbers)}", params, room)]
 
     async def _prompt(self, session: Session, wanted: Wanted) -> tuple[Place, Prompt]:
-        check_conversation(wanted, self.context)
+        size = check_conversation(wanted, self.context) + _OF_MESSAGE * len(wanted.messages)
         place = session.tree.find(wanted.messages, wanted.tools)
-        write = self.writer.prompt
-        prompt = await self.threads.call("rendering the messages", lambda: write(wanted.messages, wanted.tools, place))
-        return place, prompt
+        write = partial(self.writer.prompt, wanted.messages, wanted.tools, place)
+        if size <= _AT_ONCE:  # the template is the run's, and takes no values of the client beside the messages
+            return place, write()
+        return place, await self.threads.call("rendering the messages", write)
 
     async def count(self, caller: Session, wanted: Wanted) -> int:
         """Return the number of prompt tokens of the same request. Raises BadRequest."""

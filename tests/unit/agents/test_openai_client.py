@@ -283,3 +283,51 @@ def test_sampling_of_the_client_counts_in_evaluation_only(serve: Any) -> None:
 
     assert asyncio.run(run(True)) == 0.25
     assert asyncio.run(run(False)) == 1.0
+
+
+async def test_a_session_that_is_closed_ends_its_requests(serve: Any) -> None:
+    """Those without an answer so far get status 503; a stream that has begun ends with the error."""
+    never = asyncio.Event()
+    async with serve([Reply("late", until=never)]) as (server, session, _):
+        async with client(server, session, max_retries=0) as api:
+            whole = asyncio.ensure_future(api.chat.completions.create(model="m", messages=say("x")))
+            while not session.rids:
+                await asyncio.sleep(0.01)
+            await server.close_session(session.key)
+            with pytest.raises(openai.InternalServerError, match="run has ended") as closed:
+                await whole
+            assert closed.value.status_code == 503
+        assert (session.turns, session.rids, session.running) == (0, set(), set())
+    async with serve(["a long answer"], stream=True) as (server, session, engine):
+        stream = engine.stream
+
+        async def stands_still(*given: Any, **named: Any) -> Any:
+            async for output in stream(*given, **named):
+                yield output
+                await never.wait()
+
+        engine.stream = stands_still
+        async with client(server, session, max_retries=0) as api:
+            streamed = await api.chat.completions.create(model="m", messages=say("x"), stream=True)
+            assert await anext(streamed)
+            await server.close_session(session.key)
+            with pytest.raises(openai.APIError, match="run has ended"):
+                async for _ in streamed:
+                    pass
+
+
+async def test_a_short_conversation_needs_no_thread(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(["one<|end|>", "two<|end|>"]) as (server, session, _):
+        called = list[str]()
+        call = server.desk.threads.call
+
+        async def noted(what: str, work: Any) -> Any:
+            called.append(what)
+            return await call(what, work)
+
+        monkeypatch.setattr(server.desk.threads, "call", noted)
+        async with client(server, session) as api:
+            await api.chat.completions.create(model="m", messages=say("x" * 8000))
+            assert called == []
+            await api.chat.completions.create(model="m", messages=say("x" * 8200))
+            assert called == ["rendering the messages"]

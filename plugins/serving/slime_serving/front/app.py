@@ -5,7 +5,7 @@
                                                                               `-> sent: Desk.ended(delivered=True)
                                                                                   client gone, cancelled, failed: False
 
-A separate task, which the desk knows, builds and sends the answer. So the end of the session, or a client that
+The task of a request builds and sends the answer, and the desk knows it. So the end of the session, or a client that
 disconnects, also ends the engine's work. The answer counts as delivered once its last byte was written to a connection
 that was not lost: many clients close it as soon as they have read the last event.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
 import orjson
@@ -122,35 +122,38 @@ class Exchange(Response):
         super().__init__()
         self.api, self.desk, self.caller, self.wanted, self.asked = api, desk, caller, wanted, asked
         self.ident = secrets.token_hex(12)
-        self._begun = False
-        self._complete = False
-        self._settled = False
+        self._begun = self._complete = self._settled = self._over = self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; raises, before anything was sent, what the client is to be told instead."""
-        watch = asyncio.ensure_future(_disconnected(receive))
-        work = asyncio.ensure_future(self._send(send, watch))
-        self.desk.works(self.caller, work)
+        task = asyncio.current_task()
+        assert task is not None
+        self.desk.works(self.caller, task)
+        watch = asyncio.create_task(self._watch(receive, task))
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work})
-            if not work.cancelled():
-                work.result()
-            elif watch.done():
-                raise ClientGone
-            elif not self._begun:
-                raise Refused(503, _CLOSED)
-            else:
-                await self._give_up(send, 503, _CLOSED)
+            await self._send(send)
+        except asyncio.CancelledError:
+            task.uncancel()
+            if self._over:  # all was sent
+                return
+            if self._gone:
+                raise ClientGone from None
+            if not self._begun:
+                raise Refused(503, _CLOSED) from None
+            await self._give_up(send, 503, _CLOSED)
         finally:
-            work.cancel()
+            self._over = True
             watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
 
-    async def _send(self, send: Send, gone: asyncio.Future[None]) -> None:
+    async def _watch(self, receive: Receive, task: asyncio.Task[Any]) -> None:
+        """Cancel the task that sends the answer if the client disconnects."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if not self._over:
+            task.cancel()
+
+    async def _send(self, send: Send) -> None:
         try:
             content = self._events() if self.wanted.stream else self._whole()
             async with aclosing(content):
@@ -159,9 +162,10 @@ class Exchange(Response):
                         await asyncio.sleep(0)
                     await self._pass_on(send, data)
                     if self._complete:  # before any turn of the loop, in which the client may close the connection
-                        self._settle(not gone.done())
-                    await asyncio.sleep(0)  # pieces that are ready would follow without a turn for other clients
-            await send({"type": "http.response.body", "body": b""})
+                        self._over = True
+                        self._settle(not self._gone)
+                    else:
+                        await asyncio.sleep(0)  # pieces that are ready would follow without a turn for other clients
         except (EngineError, Refused) as problem:
             self._settled = True
             status = self.desk.refused(self.caller, self.asked, problem)
@@ -189,8 +193,8 @@ class Exchange(Response):
             if not self.wanted.stream:
                 headers.append((b"content-length", str(len(data)).encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if data:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        if data or self._complete:
+            await send({"type": "http.response.body", "body": data, "more_body": not self._complete})
 
     async def _whole(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(merge([self.desk.pieces(asked) for asked in self.asked])) as pieces:
@@ -238,11 +242,6 @@ async def _ending(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, 
         async for piece in pieces:
             yield piece
     yield _END
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def add_front(app: FastAPI, desk: Desk, *, completions: bool = True) -> None:

@@ -16,8 +16,12 @@ from slime_serving.http.bodies import check_text
 from slime_serving.http.errors import BadRequest, unknown
 
 
-def check_conversation(wanted: Wanted, context: int) -> None:
-    """Raise BadRequest for a conversation that cannot fit into `context` tokens, before it is rendered."""
+def check_conversation(wanted: Wanted, context: int) -> int:
+    """Return the number of characters of a conversation before it is rendered.
+
+    Raises:
+        BadRequest: It cannot fit into `context` tokens.
+    """
     if not wanted.messages:
         raise BadRequest("there are no messages")
     if len(wanted.messages) > context:
@@ -25,7 +29,9 @@ def check_conversation(wanted: Wanted, context: int) -> None:
     said = [str(message.get(key) or "") for message in wanted.messages for key in ("content", "reasoning_content")]
     calls = [message["tool_calls"] for message in wanted.messages if message.get("tool_calls")]
     others = [json.dumps(value, default=str) for value in (wanted.tools, wanted.template_kwargs, calls) if value]
-    check_text(sum(map(len, said)) + sum(map(len, others)), context, "the conversation")
+    size = sum(map(len, said)) + sum(map(len, others))
+    check_text(size, context, "the conversation")
+    return size
 
 
 def render(

@@ -112,7 +112,7 @@ async def listen(app: FastAPI, sock: socket.socket) -> tuple[str, int, Callable[
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     config = uvicorn.Config(
         app, http=Connection,  # by h11, which limits headers: httptools accepted 4 MB
-        log_level="warning", access_log=False, lifespan="off", backlog=_ACCEPTED_AT_ONCE,
+        log_level="warning", access_log=False, proxy_headers=False, lifespan="off", backlog=_ACCEPTED_AT_ONCE,
         timeout_keep_alive=_KEEP_ALIVE_S, limit_concurrency=max(min(_CONNECTIONS, files - _FILES_LEFT), 16),
     )  # fmt: skip
     server = _Server(config)

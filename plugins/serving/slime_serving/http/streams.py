@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -87,8 +87,13 @@ async def gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[
     return [task.result() for task in tasks]
 
 
-async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield (stream number, item) until all streams have ended, `MOST_AT_ONCE` at a time. Raises a stream's error."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]):
+            async for only in streams[0]:
+                yield 0, only
+        return
     places = asyncio.Semaphore(MOST_AT_ONCE)
     queue: asyncio.Queue[tuple[int, T | None, BaseException | None]] = asyncio.Queue()
 
