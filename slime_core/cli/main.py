@@ -93,8 +93,9 @@ def _main(words: list[str]) -> int:
     try:
         if not words or words[0] in _HELP + _VERSION:
             return _guarded(words, None)
-        from slime_core.launch.drain import Termination, no_silent_exit
+        from slime_core.launch.drain import Termination, collect_seldom, no_silent_exit
 
+        collect_seldom()
         with Termination() as termination, no_silent_exit():
             return _guarded(words, termination)
     finally:

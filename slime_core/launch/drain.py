@@ -19,6 +19,7 @@ effect on both.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -40,6 +41,14 @@ _SAME_REQUEST = 1.0
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "ctrl-C"}
 _current: Drain | None = None
 _of_command: Mapping[signal.Signals, Callable[[int, FrameType | None], None]] = {}
+
+
+def collect_seldom() -> None:
+    """Let the garbage collector run less often, unless the program around has it off or set to run more rarely."""
+    # With Python's 700, repeated scans take a tenth of the time of torch's and transformers' imports, and more than
+    # half of the time to dispatch a large rollout (`benchmarks/overhead.py`).
+    if 0 < gc.get_threshold()[0] < 50_000:
+        gc.set_threshold(50_000, 20, 10)
 
 
 class Drain:

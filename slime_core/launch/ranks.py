@@ -40,7 +40,7 @@ from slime_core.checkpoint.run_dir import SUMMARY, run_dir_of
 from slime_core.config import Settings
 from slime_core.errors import ConfigError, SlimeError, TrainError
 from slime_core.files import replace_file
-from slime_core.launch.drain import Drain
+from slime_core.launch.drain import Drain, collect_seldom
 from slime_core.launch.launchers import launcher_traits
 from slime_core.protocols import Args
 from slime_core.text import plain
@@ -50,9 +50,6 @@ from slime_core.workers.process import Guarded, python, readable, signal_of
 if TYPE_CHECKING:
     from slime_core.launch.prepare import Prepared
 
-GC_THRESHOLDS = (50_000, 20, 10)
-"""Thresholds of the cyclic garbage collector, by generation. With Python's 700, repeated scans of the samples and tasks
-of a large rollout take more than half of the CPU time of dispatching them (`benchmarks/overhead.py`)."""
 _SELF = "RANK_PID_OF_SLIME"
 """Environment variable: the rank's process id, which distinguishes a rank from its child processes."""
 ROLLOUTS = "ROLLOUTS_OF_SLIME"
@@ -73,12 +70,8 @@ def env_int(name: str, default: int) -> int:
 
 
 def set_up_process(args: Args) -> None:
-    """Set the number of threads, seed every random generator, and let the garbage collector run less often.
-
-    Keep the embedding program's collector thresholds if they are off or higher.
-    """
-    if 0 < gc.get_threshold()[0] < GC_THRESHOLDS[0]:
-        gc.set_threshold(*GC_THRESHOLDS)
+    """Set the number of threads, seed every random generator, and let the garbage collector run less often."""
+    collect_seldom()
     # At exit the interpreter collects the objects of torch and transformers several times, which wastes half a second.
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
@@ -200,7 +193,6 @@ def start_ranks(run: Prepared) -> dict[str, object]:
         try:
             for number, rank in enumerate(ranks):
                 rank.start(command, _environment(run, number, store.port, reports))
-            assert all(rank.child for rank in ranks)
             with waiting(f"{count} ranks to end", deadline=None, then="each has deadlines of its own"):
                 _wait(ranks)
         finally:

@@ -12,7 +12,7 @@ from tests.architecture.trees import tree
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = {"modules": 148, "tokens": 164_865, "public_names": 974, "kinds": 21}
+CEILINGS = {"modules": 148, "tokens": 164_864, "public_names": 974, "kinds": 21}
 WORDS_CEILING = 70_000
 """Words of Markdown written by hand, in the whole repository."""
 DEMO_CEILING = 140

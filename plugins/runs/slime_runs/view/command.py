@@ -7,7 +7,6 @@ user's notes, generates samples again and scores them with another reward. SIGTE
 from __future__ import annotations
 
 import argparse
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,8 +39,6 @@ def run(namespace: argparse.Namespace) -> int:
 
     from slime_runs.view.server import make_app, warn_if_unbuilt
 
-    # A page about a long run makes many rows; at Python's 700 the collector takes half of the answer.
-    gc.set_threshold(50_000, 20, 10)
     hosts = {name.strip().lower() for name in (namespace.allowed_hosts or "").split(",") if name.strip()}
     # A page that gives its own name to this machine's address does not have the token.
     access = Access(hosts=frozenset(hosts | ({"*"} if not is_local(namespace.host) else set())))
