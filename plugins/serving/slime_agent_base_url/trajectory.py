@@ -177,7 +177,7 @@ class Trajectory:
         meta_info = meta_info or {}
         if log_probs is None or len(log_probs) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens but {0 if log_probs is None else len(log_probs)} log-probs")
-        if not all(math.isfinite(p) and p <= POSITIVE_LOG_PROB for p in log_probs):
+        if not math.isfinite(sum(log_probs)) or max(log_probs, default=0.0) > POSITIVE_LOG_PROB:
             raise ValueError("log-probs of sampled tokens must be finite numbers <= 0")
         numbers = self._checked_versions(len(ids), versions, meta_info)
         if not self._known_log_probs:
@@ -204,14 +204,13 @@ class Trajectory:
         numbers = [versions] * count if isinstance(versions, int) else [int(v) for v in versions]
         if len(numbers) != count:
             raise ValueError(f"{count} sampled tokens but {len(numbers)} weight versions")
-        sequence = [self.last_version, *numbers]
-        if any(later < earlier for earlier, later in zip(sequence, numbers)) or min(numbers, default=0) < 0:
-            raise ValueError(f"weight versions must not decrease: {numbers[:8]} after {self.last_version}")
+        last = self.last_version
+        if numbers and (numbers != sorted(numbers) or numbers[0] < max(last, 0)):
+            raise ValueError(f"weight versions must not decrease: {numbers[:8]} after {last}")
         return numbers
 
     def _extend(self, ids: Sequence[int], source: Source, withheld: str, text: str) -> None:
-        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in ids):
-            raise ValueError("token ids must be integers >= 0")
+        _check_ids(ids)
         if text:
             self._texts.append((len(self._tokens), text))
         self._tokens += ids
@@ -252,8 +251,7 @@ class Trajectory:
         if not 0 <= start <= len(self._tokens) or not reason:
             raise ValueError(f"replace_lossy({start}, ..., {reason!r}): the trajectory has {len(self._tokens)} tokens,"
                              " and a reason is needed")  # fmt: skip
-        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in ids):
-            raise ValueError("token ids must be integers >= 0")
+        _check_ids(ids)
         gone = provenance.part(self._spans, start, len(self._tokens))
         note = {
             "start": start,
@@ -309,3 +307,8 @@ class Trajectory:
         for meta_info, num_tokens in self._calls:
             sample.take_meta_info(meta_info, num_tokens)
         return sample
+
+
+def _check_ids(ids: Sequence[int]) -> None:
+    if not {int}.issuperset(map(type, ids)) or min(ids, default=0) < 0:
+        raise ValueError("token ids must be integers >= 0")
