@@ -300,7 +300,7 @@ def _row(kind: str, num_samples: int, found: dict[str, list[Measured]]) -> list[
 
     sides = [[m.seconds for m in found[side]] for side in ("slime", "bare")]
     floor = statistics.median(m.seconds for m in found["http" if kind == "agent" else "bare"])
-    ratio(f"{num_samples} at once, bare loop / {kind}", *sides, floor=floor, aim=0.4 if kind == "agent" else None)
+    ratio(f"{num_samples} at once, bare loop / {kind}", *sides, floor=floor, aim=0.22 if kind == "agent" else None)
     ours, theirs = map(statistics.median, sides)
     cpu, bare_cpu = middle("slime", lambda m: m.cpu), middle("bare", lambda m: m.cpu)
     return [
