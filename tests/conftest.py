@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from slime_core.launch.drain import collect_seldom
 from tests import ports
 from tests.zygote import ENVIRONMENT, MEGATRON, Zygote, share
 
@@ -79,6 +80,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.enable()
         gc.freeze()
+        collect_seldom()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -95,7 +95,8 @@ def _environment(kinds: str) -> dict[str, str]:
 ODD = "interrupt exit deaf swallow chdir close"
 
 
-@pytest.mark.parametrize("where", ["generate", pytest.param("reward", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["generate", "reward"])
 def test_one_sample_is_lost_and_the_run_ends_as_it_should(run: Any, tmp_path: Path, where: str) -> None:
     own = {"custom_rm_path": "hostile.py:plain" if where == "generate" else "hostile.py:reward"}
     if where == "generate":

@@ -49,6 +49,7 @@ def found(module: ModuleType) -> tuple[list[str], list[str]]:
     return bad, [name for name in reports if name not in bad]
 
 
+@pytest.mark.slow
 def test_planted_graders(capsys: pytest.CaptureFixture[str]) -> None:
     started = time.process_time()
     with warnings.catch_warnings():
@@ -66,7 +67,7 @@ def test_planted_graders(capsys: pytest.CaptureFixture[str]) -> None:
     planted, honest = told["broken"][0] + told["held_broken"][0], told["sound"][0] + told["held_sound"][0]
     assert len(planted) >= 0.95 * len([*graders(broken), *graders(held_broken)])
     assert len(honest) <= 0.02 * len([*graders(sound), *graders(held_sound)])
-    assert seconds < 10
+    assert seconds < 30
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

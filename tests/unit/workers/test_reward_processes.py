@@ -274,6 +274,7 @@ async def test_waiting_for_a_worker_does_not_count(
     assert await asyncio.gather(holder, *waiting) == [[1.0], *([i + 0.5] for i in range(8))]
 
 
+@pytest.mark.slow
 async def test_calls_written_at_once_have_their_own_fates(
     pool: WorkerPool, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
