@@ -140,3 +140,19 @@ def test_a_run_whose_reader_leaves_does_not_look_finished(monkeypatch: pytest.Mo
         with open(writer, "w", encoding="utf-8") as pipe:
             monkeypatch.setattr(sys, "stdout", pipe)
             assert frame.main(["said"]) == status
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --num-cpus nan",
+        "plan --gpu-memory-gib inf",
+        "rehearse --seconds nan",
+        "plugins search --timeout nan",
+        "pull-weights --source a --local-dir b --timeout inf",
+    ],
+)
+def test_no_number_and_infinity_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.main(words.split()) == 2
+    *_, flag, value = words.split()
+    assert f"{flag} {value}" in capsys.readouterr().err

@@ -53,6 +53,8 @@ def run(namespace: argparse.Namespace) -> int:
     named = [name for name in ("step", "adapter", "dtype", "limit") if getattr(namespace, name) is not None]
     if named and namespace.format not in MODELS:
         raise ConfigError(f"slime export --{named[0]} is for --format {', '.join(MODELS)}; leave it out")
+    if namespace.limit is not None and not namespace.limit >= 0:
+        raise ConfigError(f"slime export --limit {namespace.limit:g}: must be a number, not negative")
     if namespace.format in MODELS:
         said = _model(namespace, found)
     elif namespace.output:

@@ -5,6 +5,7 @@ Loads the classes of trainer and engine, and torch with them; with `--trace` alo
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ def run(argv: list[str]) -> int:
     own, rest = parser.parse_known_args(argv)
     for name in ("num_gpus", "num_cpus", "gpu_memory_gib"):
         value = getattr(own, name)
-        if value is not None and value < 0:
-            raise ConfigError(f"slime plan: --{name.replace('_', '-')} {value:g} must not be negative")
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError(f"slime plan: --{name.replace('_', '-')} {value:g} must be a number, not negative")
     if own.what and own.trace is None:
         raise ConfigError("slime plan: --what needs --trace RUN, the run directory of a recorded run")
     answer: dict[str, Any] = {}

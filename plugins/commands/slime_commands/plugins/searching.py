@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from slime_commands.plugins.packages import KEYWORD, PREFIX, PYPI, PackageIndex, Release, index, unmet
 from slime_core.distributions import installed
-from slime_core.errors import PluginError
+from slime_core.errors import ConfigError, PluginError
 from slime_core.text import json_text, plain, table
 
 _DEADLINE_S = 60.0
@@ -37,6 +38,8 @@ def add_index_url(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print the plugins; exit status 1 if a project could not be read."""
+    if not 0 < namespace.timeout < threading.TIMEOUT_MAX:
+        raise ConfigError(f"slime plugins search: --timeout {namespace.timeout:g} must be seconds, more than 0")
     where = index(namespace.index_url, namespace.timeout)
     words = [word.lower() for word in namespace.words]
     named = bool(words) and all(word.startswith(PREFIX) for word in words)

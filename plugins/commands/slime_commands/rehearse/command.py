@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,8 +53,8 @@ def run(argv: list[str]) -> int:
     own, rest = parser.parse_known_args(argv)
     for name in ("num_gpus", "processes", "seconds"):
         value = getattr(own, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"slime rehearse: --{name.replace('_', '-')} {value:g} must be more than 0")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"slime rehearse: --{name.replace('_', '-')} {value:g} must be a number, more than 0")
     from slime_commands.rehearse.rehearsal import rehearse
     from slime_commands.rehearse.scaled import Options
 

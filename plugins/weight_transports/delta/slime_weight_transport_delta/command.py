@@ -9,6 +9,7 @@ SIGTERM and ctrl-C end it cleanly.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from slime_core.protocols import Command
@@ -53,8 +54,8 @@ def run(namespace: argparse.Namespace) -> int:
     for url in namespace.engine_url:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--engine-url {url!r}: expected http://HOST:PORT")
-    if namespace.timeout <= 0:
-        raise ConfigError(f"--timeout {namespace.timeout}: expected seconds")
+    if not 0 < namespace.timeout < math.inf:
+        raise ConfigError(f"--timeout {namespace.timeout}: expected seconds, more than 0")
 
     def ready(port: int) -> None:
         print(f"slime: pulling weights of {namespace.source} on http://{namespace.host}:{port}", flush=True)
