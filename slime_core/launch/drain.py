@@ -45,8 +45,8 @@ _of_command: Mapping[signal.Signals, Callable[[int, FrameType | None], None]] = 
 
 def collect_seldom() -> None:
     """Let the garbage collector run less often, unless the program around has it off or set to run more rarely."""
-    # With Python's 700, repeated scans take a tenth of the time of torch's and transformers' imports, and more than
-    # half of the time to dispatch a large rollout (`benchmarks/overhead.py`).
+    # With Python's 700, repeated scans of samples and tasks take more than half of the CPU time of dispatching a large
+    # rollout (`benchmarks/overhead.py`).
     if 0 < gc.get_threshold()[0] < 50_000:
         gc.set_threshold(50_000, 20, 10)
 
