@@ -123,6 +123,8 @@ class Exchange(Response):
         self.api, self.desk, self.caller, self.wanted, self.asked = api, desk, caller, wanted, asked
         self.ident = secrets.token_hex(12)
         self._begun = self._complete = self._settled = self._over = self._gone = False
+        """In this order: headers are sent, the last bytes are made, the desk knows the end, all is sent, the client has
+        left."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; raises, before anything was sent, what the client is to be told instead."""
