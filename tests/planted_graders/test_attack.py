@@ -67,7 +67,7 @@ def test_planted_graders(capsys: pytest.CaptureFixture[str]) -> None:
     planted, honest = told["broken"][0] + told["held_broken"][0], told["sound"][0] + told["held_sound"][0]
     assert len(planted) >= 0.95 * len([*graders(broken), *graders(held_broken)])
     assert len(honest) <= 0.02 * len([*graders(sound), *graders(held_sound)])
-    assert seconds < 30
+    assert seconds < 10
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -286,7 +286,7 @@ def test_sampling_of_the_client_counts_in_evaluation_only(serve: Any) -> None:
 
 
 async def test_a_session_that_is_closed_ends_its_requests(serve: Any) -> None:
-    """Those without an answer so far get status 503; a stream that has begun ends with the error."""
+    """Send status 503 where there is no answer so far, and the error where a stream has begun."""
     never = asyncio.Event()
     async with serve([Reply("late", until=never)]) as (server, session, _):
         async with client(server, session, max_retries=0) as api:
